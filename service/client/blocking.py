@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from service.access.tls_credentials import ClientTls
+from service.client.blocking_calls import BlockingCalls
 from service.client.client import SlipstreamClient
-from service.client.loop_thread import LoopThread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,7 +23,7 @@ def _blocking(
 ) -> Callable[Concatenate[SyncSlipstreamClient, P], T]:
     @wraps(method)
     def call(self: SyncSlipstreamClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._thread.run(method(self._client, *args, **kwargs))
+        return self._calls.run(lambda: method(self._client, *args, **kwargs))
 
     return call
 
@@ -33,7 +33,7 @@ def _iterating(
 ) -> Callable[Concatenate[SyncSlipstreamClient, P], Generator[T, None, None]]:
     @wraps(method)
     def call(self: SyncSlipstreamClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        return self._thread.iterate(method(self._client, *args, **kwargs))
+        return self._calls.iterate(method(self._client, *args, **kwargs))
 
     return call
 
@@ -58,15 +58,15 @@ class SyncSlipstreamClient:
         async def connect() -> SlipstreamClient:
             return SlipstreamClient(target, options, tls=tls, token=token, fleet=fleet)
 
-        self._thread = LoopThread.acquire()
-        self._open = True
+        self._calls = BlockingCalls()
         try:
-            self._client = self._thread.run(connect())
+            self._client = self._calls.run(connect)
         except BaseException:
-            self._thread.release()
+            self._calls.close()
             raise
 
     def __enter__(self) -> SyncSlipstreamClient:
+        self._calls.check()
         return self
 
     def __exit__(
@@ -75,11 +75,11 @@ class SyncSlipstreamClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; live calls are cancelled. A second call does nothing."""
-        if self._open:
-            self._open = False
-            self._thread.run(self._client.close())
-            self._thread.release()
+        """Close the connection. Live calls end with CallFailed (CANCELLED), later ones with ValueError.
+
+        A second call does nothing. Raises RuntimeError in a callback of the client, which stays open.
+        """
+        self._calls.close(self._client.close)
 
     generate = _iterating(SlipstreamClient.generate)
     attach = _iterating(SlipstreamClient.attach)

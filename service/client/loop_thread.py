@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 
-_END: Final = object()
+
+class LoopEnded(Exception):
+    """The thread has ended, so that nothing runs on it any more."""
 
 
 class LoopThread:
     """A thread that runs an event loop until `release` was called as often as `acquire`.
 
     gRPC's asyncio half has one poller for all loops of a process, and loops in several threads wake each other for
-    nothing; so all blocking clients share one thread.
+    nothing; so all blocking clients share one thread. Its loop outlives it, for the next one: gRPC still has events of
+    calls that were cancelled, and complains on the terminal where it finds their loop closed.
     """
 
     _shared: ClassVar[LoopThread | None] = None
+    _spares: ClassVar[list[tuple[int, asyncio.AbstractEventLoop]]] = []
+    """Loops of threads that have ended, each with its process."""
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._users = 0
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop
+        self._ended = threading.Event()
+        self._waited_for: set[Future[Any]] = set()
         # A program that ends without closing its client is not kept alive.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="slipstream-client", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="slipstream-client", daemon=True)
         self._thread.start()
 
     @classmethod
@@ -36,66 +45,97 @@ class LoopThread:
         """The thread of this process, begun if it has none. A child of a fork gets one of its own."""
         with cls._lock:
             shared = cls._shared
-            if shared is None or shared._pid != os.getpid():
-                shared = cls._shared = LoopThread()
+            if shared is None or shared.is_parents:
+                shared = cls._shared = LoopThread(cls._next_loop())
             shared._users += 1
             return shared
 
+    @classmethod
+    def _next_loop(cls) -> asyncio.AbstractEventLoop:
+        while cls._spares:
+            pid, loop = cls._spares.pop()
+            if pid == os.getpid():
+                return loop
+        return asyncio.new_event_loop()
+
+    @classmethod
+    def close_spares(cls) -> None:
+        """At the end of the process: close the loops that nothing runs on."""
+        for pid, loop in cls._spares:
+            if pid == os.getpid():
+                loop.close()
+
     def release(self) -> None:
-        """Give it back. The last user's call ends the thread, and waits for that."""
+        """Give it back. The last user's call cancels what still runs, ends the thread, and waits for that."""
         with self._lock:
             self._users -= 1
-            if self._users or self._pid != os.getpid():
+            if self._users or self.is_parents:
                 return
             LoopThread._shared = None
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+        self._spares.append((self._pid, self._loop))
+
+    @property
+    def is_parents(self) -> bool:
+        """Whether this process is a child of the one that has the thread."""
+        return self._pid != os.getpid()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on it."""
+        return threading.current_thread() is self._thread
+
+    def check(self) -> None:
+        """Raise RuntimeError where waiting for the thread would last for ever."""
+        if self.is_current or self.is_parents:
+            raise RuntimeError("a blocking client cannot be used in its own callbacks, nor behind a fork")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Its result, or its exception. An interrupt of the caller, such as KeyboardInterrupt, cancels it.
 
-        Raises RuntimeError on the thread itself, as in a callback of a client: it would wait for itself for ever.
+        Raises concurrent.futures.CancelledError if it is cancelled on the thread, LoopEnded if that has ended, and
+        RuntimeError on the thread itself and in a child of a fork.
         """
-        if threading.current_thread() is self._thread or self._pid != os.getpid():
+        try:
+            self.check()
+            future = self._sent(work)
+        except (RuntimeError, LoopEnded):
             work.close()
-            raise RuntimeError("a blocking client cannot be used in its own callbacks, nor behind a fork")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
-
-    def iterate(self, events: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """What `events` brings, one after the other. Leaving early closes it, and waits for that."""
-        reader = _Reader(events)
-        try:
-            while (event := self.run(reader.next())) is not _END:
-                yield event  # type: ignore[misc]  # only _END is no T
         finally:
-            if threading.current_thread() is self._thread:
-                # An iterator that was left to the garbage collector, which ran on this thread.
-                reader.closing = self._loop.create_task(reader.close())
-            else:
-                self.run(reader.close())
+            self._waited_for.discard(future)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """On the thread itself: a task, which the caller has to hold."""
+        return self._loop.create_task(work)
+
+    def _sent(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._ended.is_set():
+            raise LoopEnded
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._waited_for.add(future)
+        # Sent while the thread was about to end: whether it is seen there or here, nothing waits for it.
+        if self._ended.is_set():
+            future.cancel()
+        return future
+
+    def _work(self) -> None:
+        self._loop.run_forever()
+        try:
+            while left := asyncio.all_tasks(self._loop):
+                for task in left:
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.wait(left))
+        finally:
+            self._ended.set()
+            for future in self._waited_for.copy():
+                future.cancel()
 
 
-class _Reader(Generic[T]):
-    """One reader of an asynchronous generator: a read that was interrupted has ended before the generator is closed."""
-
-    def __init__(self, events: AsyncGenerator[T, None]) -> None:
-        self._events = events
-        self._read: asyncio.Task[Any] | None = None
-        self.closing: asyncio.Task[None] | None = None
-
-    async def next(self) -> T | object:
-        self._read = asyncio.current_task()
-        return await anext(self._events, _END)
-
-    async def close(self) -> None:
-        if self._read is not None and not self._read.done():
-            # An interrupt between the start of a call and the wait for it has cancelled nothing.
-            self._read.cancel()
-            await asyncio.wait([self._read])
-        await self._events.aclose()
+atexit.register(LoopThread.close_spares)

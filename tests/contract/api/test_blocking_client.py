@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,11 @@ import pytest
 
 from service.access.tls_credentials import ClientTls
 from service.client import CallFailed, Chunk, End, SyncSlipstreamClient, blocking
-from service.client.loop_thread import LoopThread
 from tests.chaos.process import PATIENCE, ServerProcess, settled
+from tests.support.blocking import THREAD, interruptible, outcome, threads
 from tests.support.repository import ROOT
 
 LONG = 3000
-THREAD = "slipstream-client"
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +41,6 @@ def server() -> Iterator[ServerProcess]:
 def client(server: ServerProcess) -> Iterator[SyncSlipstreamClient]:
     with SyncSlipstreamClient(server.target) as client:
         yield client
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell that runs the tests beside it has them ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name == THREAD]
 
 
 def test_a_stream_is_what_its_completion_is(client: SyncSlipstreamClient) -> None:
@@ -91,9 +80,7 @@ def test_leaving_a_loop_ends_the_request(server: ServerProcess, client: SyncSlip
     assert not asyncio.run(settled(server))[0].live
 
 
-def test_an_interrupt_leaves_nothing_running(
-    server: ServerProcess, client: SyncSlipstreamClient, interruptible: None
-) -> None:
+def test_an_interrupt_leaves_nothing_running(server: ServerProcess, client: SyncSlipstreamClient) -> None:
     """Control-C, as soon as the server has begun: what waits is the main thread, and what works is the client's."""
     main = threading.main_thread().ident
     assert main is not None
@@ -104,7 +91,7 @@ def test_an_interrupt_leaves_nothing_running(
         resumable=True,
         on_started=lambda _: signal.pthread_kill(main, signal.SIGINT),
     )
-    with pytest.raises(KeyboardInterrupt):
+    with interruptible(), pytest.raises(KeyboardInterrupt):
         for _ in stream:
             pass
     assert not asyncio.run(settled(server))[0].live
@@ -149,6 +136,65 @@ def test_its_thread_ends_with_the_last_client(server: ServerProcess) -> None:
         assert again.tokenize("a")
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["the last client", "beside another"])
+def test_all_that_wait_learn_that_the_client_is_closed(server: ServerProcess, beside: bool) -> None:
+    """Those that wait for an event, and those that wait for an answer."""
+    options: dict[str, Any] = {"max_tokens": LONG, "ignore_eos": True}
+    with SyncSlipstreamClient(server.target) if beside else nullcontext(), ThreadPoolExecutor(6) as pool:
+        client = SyncSlipstreamClient(server.target)
+        begun = threading.Barrier(7)
+
+        def read() -> None:
+            stream = client.generate("hi", **options)
+            next(stream)
+            begun.wait(PATIENCE)
+            list(stream)
+
+        def ask() -> None:
+            begun.wait(PATIENCE)
+            client.complete("hi", **options)
+
+        waiting = [pool.submit(outcome, each) for each in (*[read] * 4, *[ask] * 2)]
+        begun.wait(PATIENCE)
+        client.close()
+        found = [each.result(PATIENCE) for each in waiting]
+    # A thread that had not come to its call yet finds the client closed.
+    assert all(isinstance(error, CallFailed | ValueError) for error in found), found
+    assert {error.code for error in found if isinstance(error, CallFailed)} <= {grpc.StatusCode.CANCELLED}
+    assert not asyncio.run(settled(server))[0].live and threads() == []
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("beside", [False, True], ids=["the last client", "beside another"])
+def test_nothing_is_done_with_a_client_that_is_closed(
+    server: ServerProcess, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with SyncSlipstreamClient(server.target) if beside else nullcontext():
+        client = SyncSlipstreamClient(server.target)
+        half, begun = client.generate("hi", max_tokens=LONG, ignore_eos=True), client.generate("hi")
+        next(half)
+        client.close()
+        late: list[Callable[[], object]] = [lambda: client.tokenize("a"), lambda: list(client.generate("a"))]
+        for ask in (*late, client.__enter__, partial(next, begun)):
+            with pytest.raises(ValueError, match="the client is closed"):
+                ask()
+        assert not asyncio.run(settled(server))[0].live
+        del half, begun
+        gc.collect()
+    assert ignored == []
+
+
+def test_a_client_that_could_not_be_closed_is_closed_later(server: ServerProcess) -> None:
+    client = SyncSlipstreamClient(server.target)
+    said: list[BaseException | None] = []
+    list(client.generate("hi", max_tokens=2, on_started=lambda _: said.append(outcome(client.close))))
+    assert isinstance(said[0], RuntimeError) and client.tokenize("a")
+    client.close()
+    assert threads() == []
+
+
 def test_a_callback_cannot_wait_for_its_own_thread(client: SyncSlipstreamClient) -> None:
     said: list[str] = []
 
@@ -159,30 +205,6 @@ def test_a_callback_cannot_wait_for_its_own_thread(client: SyncSlipstreamClient)
 
     list(client.generate("hi", max_tokens=2, ignore_eos=True, on_started=ask))
     assert said == ["a blocking client cannot be used in its own callbacks, nor behind a fork"]
-
-
-def test_an_iterator_may_be_dropped_on_the_thread_itself() -> None:
-    """As the garbage collector does, which runs on any thread."""
-    closed = threading.Event()
-
-    async def numbers():  # type: ignore[no-untyped-def]
-        try:
-            yield 1
-            yield 2
-        finally:
-            closed.set()
-
-    async def drop() -> None:
-        held.clear()
-
-    thread = LoopThread.acquire()
-    try:
-        held = [thread.iterate(numbers())]
-        assert next(held[0]) == 1
-        thread.run(drop())
-        assert closed.wait(PATIENCE)
-    finally:
-        thread.release()
 
 
 def test_what_it_is_made_of_is_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,85 +221,6 @@ def test_what_it_is_made_of_is_what_it_was_given(monkeypatch: pytest.MonkeyPatch
     options, tls = (("grpc.max_send_message_length", 5),), ClientTls(b"authorities")
     SyncSlipstreamClient("here:1", options, tls=tls, token="t", fleet=True).close()
     assert given == [(("here:1", options), {"tls": tls, "token": "t", "fleet": True})]
-
-
-def test_an_interrupted_call_is_cancelled(interruptible: None) -> None:
-    begun, ended = threading.Event(), threading.Event()
-
-    async def waits() -> None:
-        try:
-            begun.set()
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    main = threading.main_thread().ident
-    assert main is not None
-    thread = LoopThread.acquire()
-    interrupt = threading.Thread(target=lambda: (begun.wait(PATIENCE), signal.pthread_kill(main, signal.SIGINT)))
-    interrupt.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            thread.run(waits())
-        assert ended.wait(PATIENCE)
-    finally:
-        interrupt.join()
-        thread.release()
-
-
-def test_an_interrupt_before_the_wait_for_an_event_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call is on its way to the thread, and the caller does not yet wait for it."""
-    closed = threading.Event()
-
-    async def silent() -> AsyncGenerator[int, None]:
-        try:
-            await asyncio.Event().wait()
-            yield 0
-        finally:
-            closed.set()
-
-    send = asyncio.run_coroutine_threadsafe
-
-    def interrupted(*args: Any) -> Any:
-        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", send)
-        send(*args)
-        raise KeyboardInterrupt
-
-    def read() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            next(thread.iterate(silent()))
-
-    thread = LoopThread.acquire()
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    reader.join(PATIENCE)
-    assert not reader.is_alive() and closed.is_set()
-    thread.release()
-
-
-FORKED = """
-import os
-from service.client.loop_thread import LoopThread
-async def five():
-    return 5
-before = LoopThread.acquire()
-child = os.fork()
-if not child:
-    try:
-        before.run(five())
-    except RuntimeError:
-        os._exit(LoopThread.acquire().run(five()))
-    os._exit(1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), before.run(five()))
-"""
-
-
-def test_a_child_of_a_fork_has_a_thread_of_its_own() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.stdout, done.stderr) == ("5 5\n", "")
 
 
 INSTALLED = """

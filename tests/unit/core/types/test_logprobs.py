@@ -27,9 +27,7 @@ OF_A_PROMPT = TokenLogprob(6, -1.5, ((7, -2.5),))
 @given(entries, entries, st.integers(0, 8), st.integers(0, 8))
 @example([ONE, TWO], [TWO, ONE], 1, 3)
 @example([OF_A_PROMPT, OF_A_PROMPT, ONE], [OF_A_PROMPT, TWO], 2, 4)
-def test_columns_are_a_sequence_of_entries(
-    first: list[TokenLogprob], more: list[TokenLogprob], a: int, b: int
-) -> None:
+def test_columns_are_a_sequence_of_entries(first: list[TokenLogprob], more: list[TokenLogprob], a: int, b: int) -> None:
     kept = TokenLogprobs(first)
     kept.extend(TokenLogprobs(more))
     model = first + more
