@@ -133,7 +133,6 @@ class _Reader(Generic[T]):
         """Idempotent, for several callers."""
         async with self._closing:
             if self._read is not None and not self._read.done():
-                # An interrupt between the start of a call and the wait for it has cancelled nothing.
-                self._read.cancel()
+                # The caller was interrupted, and the read is cancelled.
                 await asyncio.wait([self._read])
             await self._events.aclose()

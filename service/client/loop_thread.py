@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -97,29 +97,29 @@ class LoopThread:
         Raises concurrent.futures.CancelledError if it is cancelled on the thread, LoopEnded if that has ended, and
         RuntimeError on the thread itself and in a child of a fork.
         """
+        call = _Call(work)
         try:
             self.check()
-            future = self._sent(work)
+            if self._ended.is_set():
+                raise LoopEnded
         except (RuntimeError, LoopEnded):
-            work.close()
+            call.close()
             raise
         try:
-            return future.result()
+            return self._sent(call.made).result()
         except BaseException:
-            future.cancel()
+            # An interrupt may come before there is a future to cancel.
+            self._loop.call_soon_threadsafe(call.leave)
             raise
-        finally:
-            self._waited_for.discard(future)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """On the thread itself: a task, which the caller has to hold."""
         return self._loop.create_task(work)
 
     def _sent(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if self._ended.is_set():
-            raise LoopEnded
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._waited_for.add(future)
+        future.add_done_callback(self._waited_for.discard)
         # Sent while the thread was about to end: whether it is seen there or here, nothing waits for it.
         if self._ended.is_set():
             future.cancel()
@@ -136,6 +136,31 @@ class LoopThread:
             self._ended.set()
             for future in self._waited_for.copy():
                 future.cancel()
+
+
+class _Call(Generic[T]):
+    """A coroutine that is about to be sent to a loop."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._task: asyncio.Task[Any] | None = None
+        self.made = self._make()
+
+    async def _make(self) -> T:
+        self._task = asyncio.current_task()
+        return await self._work
+
+    def leave(self) -> None:
+        """On the loop: cancel it, or if it has not begun, see to it that it never does."""
+        if self._task is None:
+            self.close()
+        else:
+            self._task.cancel()
+
+    def close(self) -> None:
+        """Before it has begun. A task of it that is there already ends with its first step."""
+        self.made.close()
+        self._work.close()
 
 
 atexit.register(LoopThread.close_spares)

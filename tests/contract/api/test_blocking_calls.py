@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import AsyncGenerator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
@@ -166,10 +168,11 @@ def test_an_interrupted_call_is_cancelled() -> None:
 
 def test_an_interrupt_before_the_wait_for_an_event_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is on its way to the thread, and the caller does not yet wait for it."""
-    closed = threading.Event()
+    begun, closed = threading.Event(), threading.Event()
 
     async def silent() -> AsyncGenerator[int, None]:
         try:
+            begun.set()
             await asyncio.Event().wait()
             yield 0
         finally:
@@ -180,6 +183,7 @@ def test_an_interrupt_before_the_wait_for_an_event_leaves_nothing_open(monkeypat
     def interrupted(*args: Any) -> Any:
         monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", send)
         send(*args)
+        assert begun.wait(PATIENCE)
         raise KeyboardInterrupt
 
     def read() -> None:
@@ -193,6 +197,42 @@ def test_an_interrupt_before_the_wait_for_an_event_leaves_nothing_open(monkeypat
     reader.join(PATIENCE)
     assert not reader.is_alive() and closed.is_set()
     calls.close()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("far", ["before", "sent", "begun"])
+def test_an_interrupt_while_a_call_is_sent_leaves_nothing_running(far: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: list[object] = []
+    begun = threading.Event()
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    send = asyncio.run_coroutine_threadsafe
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", send)
+        if far != "before":
+            send(*args)
+        assert far != "begun" or begun.wait(PATIENCE)
+        raise KeyboardInterrupt
+
+    async def waits() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def running() -> set[asyncio.Task[Any]]:
+        """After a while."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        return (await asyncio.wait(others, timeout=1))[1] if others else set()
+
+    thread = LoopThread.acquire()
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(waits())
+    assert not thread.run(running())
+    thread.release()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert said == [] and ignored == []
 
 
 FORKED = """
