@@ -40,5 +40,9 @@ def hush_grpc() -> None:
 
 def not_a_lost_client(record: logging.LogRecord) -> bool:
     """False for grpc's report that a status could not be sent because the client is gone, which is no error here."""
-    error = record.exc_info[1] if record.exc_info else None
-    return type(error).__name__ != "ExecuteBatchError"
+    return not is_lost_client(record.exc_info[1] if record.exc_info else None)
+
+
+def is_lost_client(error: BaseException | None) -> bool:
+    """Whether `error` is grpc's way to say that nothing can be written on a call whose client is gone."""
+    return type(error).__name__ == "ExecuteBatchError"

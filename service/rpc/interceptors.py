@@ -17,7 +17,8 @@ import grpc
 import grpc.aio
 
 from service.metrics.rpc import RpcMetrics
-from service.rpc.status import status_of, write_status
+from service.process.logs import is_lost_client
+from service.rpc.status import LOST, status_of, write_status
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -101,7 +102,10 @@ def wrap(handler: Handler, method: str, around: Around) -> Handler:
 
 @asynccontextmanager
 async def errors_to_statuses(_method: str, context: Context) -> AsyncIterator[None]:
-    """End a failed call with the status of its error. Cancellation and grpc's own aborts pass untouched."""
+    """End a failed call with the status of its error. Cancellation and grpc's own aborts pass untouched.
+
+    A write may meet a client that has gone before grpc cancels the handler: that call ends as cancelled, too.
+    """
     try:
         yield
     except grpc.aio.AbortError:
@@ -109,7 +113,7 @@ async def errors_to_statuses(_method: str, context: Context) -> AsyncIterator[No
     except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of native code too: grpc.aio would leave its call without a status
-        write_status(context, status_of(error))
+        write_status(context, LOST if is_lost_client(error) else status_of(error))
 
 
 class HandlerTracker:

@@ -125,6 +125,10 @@ class ErrorStatus:
         return ((DETAILS_TRAILER, status.SerializeToString()), *self.trailers)
 
 
+LOST = ErrorStatus(grpc.StatusCode.CANCELLED, "the client is gone", ())
+"""Counted and traced; it reaches no client."""
+
+
 def status_of(error: BaseException) -> ErrorStatus:
     """The status for `error`. An error that is not in CODES is logged with its traceback and hidden from the client."""
     if not isinstance(error, SlipstreamError):

@@ -11,6 +11,7 @@ from unittest import mock
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc
 
 from service.rpc.interceptors import AroundInterceptor, HandlerTracker, errors_to_statuses, wrap
 
@@ -120,6 +121,15 @@ async def test_cancellation_is_raised_again() -> None:
         async with errors_to_statuses("m", context):
             raise asyncio.CancelledError
     assert not context.method_calls, "a call that was cancelled has no status of ours"
+
+
+async def test_a_write_to_a_client_that_has_gone_is_no_incident(caplog: pytest.LogCaptureFixture) -> None:
+    """The error is raised before grpc cancels the handler, if the client goes at the wrong moment."""
+    context = mock.create_autospec(grpc.aio.ServicerContext)
+    async with errors_to_statuses("m", context):
+        raise cygrpc.ExecuteBatchError("Failed grpc_call_start_batch: 10")
+    context.set_code.assert_called_once_with(grpc.StatusCode.CANCELLED)
+    assert not caplog.records
 
 
 def test_a_handler_in_a_thread_is_refused() -> None:
