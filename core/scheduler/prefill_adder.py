@@ -138,8 +138,6 @@ class PrefillAdder:
         while req is not None and self._rejoin(turn, req, budget, now):
             # Asked again: rows went to this tenant since its turn came.
             req = self._first_waiting(turn) if self._may_admit(turn) else None
-        if req is not None and not self._may_be_told(req):
-            req = None
         if req is not None and not self._rejoins(req):
             turn.admitting = self._admit(req, budget, now, alone=not self._segments)
             if turn.admitting:
@@ -190,7 +188,7 @@ class PrefillAdder:
         return req
 
     def _best(self, tenant: Tenant) -> Req | None:
-        return self._lifecycle.waiting.best(self._match_len, tenant.name)
+        return self._lifecycle.waiting.best(self._match_len, tenant.name, scoring=self._scored_left > 0)
 
     def _admit(self, req: Req, budget: int, now: float, *, alone: bool) -> bool:
         """Seat a waiting request, in the place of running ones if need be; False if it does not fit (yet).

@@ -64,10 +64,13 @@ class WaitingQueue:
         if not len(line):
             del self._lines[req.tenant]
 
-    def best(self, match_len: Callable[[Req], int], tenant: str = "") -> Req | None:
-        """The request of `tenant` to admit next, which stays queued; None when it has none."""
+    def best(self, match_len: Callable[[Req], int], tenant: str = "", *, scoring: bool = True) -> Req | None:
+        """The request of `tenant` to admit next, which stays queued; None when it has none.
+
+        Without `scoring` those are passed over whose prompts are to have log probabilities told.
+        """
         line = self._lines.get(tenant)
-        return None if line is None else line.best(match_len)
+        return None if line is None else line.best(match_len, scoring=scoring)
 
     def took(self, req: Req) -> None:
         """`req` was admitted: remove it, and note for older requests of its line that it passed them over."""
@@ -80,14 +83,16 @@ class WaitingQueue:
 
 
 class WaitingLine:
-    """One tenant's line: a heap with lazy removal. Entries of requests that left are skipped at the head.
+    """One tenant's line: heaps with lazy removal. Entries of requests that left are skipped at the head.
 
-    `len` counts the waiting requests, not the entries.
+    Requests whose prompts are to have log probabilities told have a heap of their own, so that a step which has no room
+    for those finds the others without a look at them. `len` counts the waiting requests, not the entries.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._heap: list[Entry] = []
+        self._others: list[Entry] = []
+        self._scoring: list[Entry] = []
         self._here: dict[int, int] = {}
         """By `id` of the request: number of its newest push. Entries of earlier pushes are skipped."""
         self._pushes = 0
@@ -103,40 +108,47 @@ class WaitingLine:
         if id(req) not in self._here:
             self._pushes += 1
             self._here[id(req)] = self._pushes
-            heapq.heappush(self._heap, (self.policy.key(req), self._pushes, req))
+            heap = self._scoring if req.scores else self._others
+            heapq.heappush(heap, (self.policy.key(req), self._pushes, req))
 
     def remove(self, req: Req) -> None:
         """Take `req` out, wherever it stands; no-op if it does not wait."""
         self._here.pop(id(req), None)
-        if len(self._heap) > 2 * len(self._here) + FEW:
+        if len(self._others) + len(self._scoring) > 2 * len(self._here) + FEW:
             # Entries that never come to the head would else be walked past, and keep their requests alive, for ever.
-            self._heap = list(filter(self._counts, self._heap))
-            heapq.heapify(self._heap)
+            for heap in (self._others, self._scoring):
+                heap[:] = filter(self._counts, heap)
+                heapq.heapify(heap)
 
-    def best(self, match_len: Callable[[Req], int]) -> Req | None:
-        """The request to admit next, which stays queued; None when none waits."""
-        head = self._head(self.policy.window)
+    def best(self, match_len: Callable[[Req], int], *, scoring: bool = True) -> Req | None:
+        """The request to admit next, which stays queued; None when none waits. `scoring`: as of `WaitingQueue`."""
+        head = self._head(self.policy.window, scoring=scoring)
         return self.policy.choose(head, match_len) if head else None
 
-    def _head(self, count: int) -> list[Req]:
-        while self._heap and not self._counts(self._heap[0]):
-            heapq.heappop(self._heap)
-        if not self._heap:
+    def _head(self, count: int, *, scoring: bool = True) -> list[Req]:
+        heaps = [heap for heap in ((self._others, self._scoring) if scoring else (self._others,)) if heap]
+        for heap in heaps:
+            while heap and not self._counts(heap[0]):
+                heapq.heappop(heap)
+        heaps = [heap for heap in heaps if heap]
+        if not heaps:
             return []
         if count == 1:
-            return [self._heap[0][2]]
-        return self._smallest(count)
+            return [min(heap[0] for heap in heaps)[2]]
+        return self._smallest(count, heaps)
 
-    def _smallest(self, count: int) -> list[Req]:
-        """The first `count` requests of the heap, in order, by a walk from its head and without a look at the rest."""
-        heap, found = self._heap, list[Req]()
-        frontier = [(heap[0], 0)]
+    def _smallest(self, count: int, heaps: list[list[Entry]]) -> list[Req]:
+        """The first `count` requests of `heaps`, in order, by a walk from their heads that looks at no others."""
+        found = list[Req]()
+        frontier = [(heap[0], 0, number) for number, heap in enumerate(heaps)]
+        heapq.heapify(frontier)
         while frontier and len(found) < count:
-            entry, place = heapq.heappop(frontier)
+            entry, place, number = heapq.heappop(frontier)
             if self._counts(entry):
                 found.append(entry[2])
+            heap = heaps[number]
             for child in range(2 * place + 1, min(2 * place + 3, len(heap))):
-                heapq.heappush(frontier, (heap[child], child))
+                heapq.heappush(frontier, (heap[child], child, number))
         return found
 
     def pass_over(self, req: Req) -> None:
@@ -147,7 +159,7 @@ class WaitingLine:
 
     def members(self) -> list[Req]:
         """All waiting requests, in no particular order."""
-        return [entry[2] for entry in self._heap if self._counts(entry)]
+        return [entry[2] for heap in (self._others, self._scoring) for entry in heap if self._counts(entry)]
 
     def _counts(self, entry: Entry) -> bool:
         return self._here.get(id(entry[2])) == entry[1]

@@ -211,7 +211,7 @@ def oldest_gives_way(patch: Patch) -> None:
 def youngest_is_admitted_first(patch: Patch) -> None:
     """The queue is a stack."""
 
-    def last(old: Any, self: WaitingLine, match_len: Any) -> Req | None:
+    def last(old: Any, self: WaitingLine, match_len: Any, *, scoring: bool) -> Req | None:
         return max(self.members(), key=self.policy.key, default=None)
 
     put(patch, WaitingLine, "best", last)

@@ -37,6 +37,7 @@ class Told(Harness):
 
     def __init__(self, **settings: object) -> None:
         self.told: dict[Req, list[tuple[int, int, float]]] = {}
+        self.finished: list[Req] = []
         super().__init__(executor=ScoringExecutor, **settings)  # type: ignore[arg-type]
 
     def _emit(self, outputs: StepOutputs, now: float) -> None:
@@ -47,6 +48,7 @@ class Told(Harness):
                 for req, *entry in zip(step.reqs, step.positions.tolist(), step.tokens, values, strict=True):
                     assert not self.seen[req].tokens, "before all tokens of the output"
                     self.told.setdefault(req, []).append((entry[0], entry[1], entry[2]))
+        self.finished += [ended.req for ended in outputs.ended]
         super()._emit(StepOutputs(tuple(each for each in outputs.tokens if not each.of_prompts), outputs.ended), now)
 
     def expect_told(self, req: Req) -> None:
@@ -97,6 +99,32 @@ def test_a_long_one_holds_up_no_prompt_behind_it() -> None:
     for req in (long, other):
         world.expect(req)
         world.expect_told(req)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+def test_others_pass_by_those_that_wait_to_be_told(policy: str) -> None:
+    """However many of them wait in front; and they keep their order."""
+    world = Told(chunked_prefill_size=64, policy=policy)
+    long = [world.add([i, *range(60)], prompt_logprobs=0, max_tokens=1) for i in range(12)]
+    short = [world.add([70 + i, 4, 5], max_tokens=1) for i in range(3)]
+    for _ in range(6):
+        world.step()
+    for req in short:
+        world.expect(req)
+    assert not any(world.seen[req].terminals for req in long)
+    world.drain()
+    for req in long:
+        world.expect(req)
+        world.expect_told(req)
+    assert list(world.told) == long
+
+
+def test_one_that_is_to_be_told_keeps_its_place() -> None:
+    """Among requests that come and go, where there is one row."""
+    world = Told(chunked_prefill_size=64, rows=1)
+    reqs = [world.add([i, 1, 2], prompt_logprobs=0 if i % 2 else None, max_tokens=1) for i in range(8)]
+    world.drain()
+    assert world.finished == reqs
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 19])
