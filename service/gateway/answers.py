@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from core.types.io import EmbedResult, TokenLogprob
-from service.gateway.dialect import Load, ModelFacts, Piece, PromptTold, Whole
+from service.gateway.dialect import Load, ModelFacts, Piece, Whole
 
 
 class Answers:
@@ -25,7 +25,7 @@ class Answers:
             prompt_tokens=piece.prompt_tokens,
             completion_tokens=piece.completion_tokens,
             output_logprobs=self._logprobs(piece.logprobs, piece.chosen_ids),
-            input_logprobs=self._of_prompt(piece.prompt),
+            input_logprobs=piece.prompt,
             index=piece.index,
         )
         return self.response(request_id, chunk=chunk)
@@ -41,7 +41,7 @@ class Answers:
             spec_draft_tokens=whole.usage.draft_tokens,
             spec_accepted_tokens=whole.usage.accepted_draft_tokens,
             output_logprobs=self._logprobs(whole.logprobs, whole.chosen_ids),
-            input_logprobs=self._of_prompt(whole.prompt),
+            input_logprobs=whole.prompt,
             index=whole.index,
         )
         if isinstance(whole.matched_stop, int):
@@ -63,19 +63,22 @@ class Answers:
             ],
         )
 
-    def _of_prompt(self, told: PromptTold | None) -> Any:
-        """Three lists of equal length, as for outputs; the first token of a prompt has no log probability."""
-        if told is None:
-            return None
+    def prompt(self, first: int | None) -> Any:
+        """What is told of a prompt, with its first token alone if that is told of; it has no log probability."""
+        if first is None:
+            return self.messages.InputLogProbs()
+        messages = self.messages
+        return messages.InputLogProbs(
+            token_logprobs=[messages.InputTokenLogProb()], token_ids=[first], top_logprobs=[messages.TopLogProbs()]
+        )
+
+    def add_to_prompt(self, told: Any, entries: Sequence[TokenLogprob]) -> None:
+        """Tell of more tokens of the prompt, in three lists of equal length, as for outputs."""
         make, value = self.messages.TopLogProbs, self.messages.InputTokenLogProb
-        first = () if told.first is None else (told.first,)
-        return self.messages.InputLogProbs(
-            token_logprobs=[*(value() for _ in first), *(value(value=each.logprob) for each in told.entries)],
-            token_ids=[*first, *(each.token_id for each in told.entries)],
-            top_logprobs=[
-                *(make() for _ in first),
-                *(make(values=[v for _, v in each.top], token_ids=[t for t, _ in each.top]) for each in told.entries),
-            ],
+        told.token_logprobs.extend(value(value=each.logprob) for each in entries)
+        told.token_ids.extend(each.token_id for each in entries)
+        told.top_logprobs.extend(
+            make(values=[v for _, v in each.top], token_ids=[t for t, _ in each.top]) for each in entries
         )
 
     def embed_response(self, result: EmbedResult) -> Any:

@@ -27,14 +27,6 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTold:
-    """Log probabilities of the prompt's tokens. `first`: id of the first token, if it is told of; it has none."""
-
-    first: int | None
-    entries: Sequence[TokenLogprob]
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
     """New tokens of one output; `logprobs` has one entry per token, or none at all."""
 
@@ -46,8 +38,8 @@ class Piece:
     """Tokens of this output so far, these included."""
     chosen_ids: Sequence[int] = ()
     """The ids that `chosen` of each of `logprobs` is of."""
-    prompt: PromptTold | None = None
-    """With the first piece of an output, where the prompt's log probabilities are told."""
+    prompt: Any = None
+    """With the first piece of an output: what is told of the prompt, as `Dialect.prompt` made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +54,7 @@ class Whole:
     usage: Usage
     matched_stop: str | int | None
     chosen_ids: Sequence[int] = ()
-    prompt: PromptTold | None = None
+    prompt: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +119,12 @@ class Dialect(Protocol):
     def generate_request(self, message: Any, info: ModelInfo, deadline: float | None) -> Asked: ...
 
     def embed_request(self, message: Any, info: ModelInfo, deadline: float | None) -> EmbedRequest: ...
+
+    def prompt(self, first: int | None) -> Any:
+        """What is told of a prompt, as a message that grows; `first` is its first token, None if that is left out."""
+        ...
+
+    def add_to_prompt(self, told: Any, entries: Sequence[TokenLogprob]) -> None: ...
 
     def chunk(self, request_id: str, piece: Piece) -> Any: ...
 

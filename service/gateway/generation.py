@@ -10,8 +10,7 @@ import grpc.aio
 from core.engine.api import OutputStream
 from core.errors import SlowConsumer
 from core.types.io import Delta, Finished, OutputEvent, Started
-from core.types.logprobs import TokenLogprobs
-from service.gateway.dialect import Asked, Dialect, PromptTold, Whole
+from service.gateway.dialect import Asked, Dialect, Whole
 from service.gateway.outputs import OutputSoFar
 from service.limits.hold import note_made, note_prompt
 from service.metrics.rpc import RpcMetrics
@@ -35,8 +34,10 @@ class Generation:
         self._asked = asked
         self._outputs: dict[int, OutputSoFar] = {}
         self._wholes: dict[int, Whole] = {}
-        self._prompt, self._skipped = TokenLogprobs(), 0
-        """What is told of the prompt, and of how many of its tokens that are still to come nothing is."""
+        self._prompt: Any = None
+        """What is told of the prompt. It grows as that comes, since all of it at once would hold up other calls."""
+        self._skipped = 0
+        """Tokens of the prompt that are still to come, and that nothing is told of."""
         self._emitted = 0
         self._made = 0
 
@@ -77,12 +78,12 @@ class Generation:
 
     def _begin(self, started: Started) -> None:
         request, since = self._asked.request, self._asked.prompt_from
-        sampling, prompt = request.sampling, None
+        sampling = request.sampling
         if sampling.prompt_logprobs is not None:
             assert request.token_ids is not None, "asked for with ids"
-            prompt = PromptTold(request.token_ids[0] if since == 0 else None, self._prompt)
+            self._prompt = self._dialect.prompt(request.token_ids[0] if since == 0 else None)
         for index in range(sampling.n):
-            self._outputs[index] = OutputSoFar(index, started.prompt_tokens, sampling.logprob_token_ids, prompt)
+            self._outputs[index] = OutputSoFar(index, started.prompt_tokens, sampling.logprob_token_ids, self._prompt)
         self._skipped = max(0, since - 1)
 
     def _ended(self, whole: Whole) -> Iterator[Any]:
@@ -104,7 +105,7 @@ class Generation:
     def _deltas(self, delta: Delta) -> Iterator[Any]:
         if delta.position < 0:
             # Sent with the first piece: gateways look for all of it there.
-            self._prompt.extend(delta.logprobs[self._skipped :])
+            self._dialect.add_to_prompt(self._prompt, delta.logprobs[self._skipped :])
             self._skipped = max(0, self._skipped - len(delta.logprobs))
             return
         self._made += len(delta.token_ids)

@@ -7,10 +7,11 @@ and count the ids that they get.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from core.types.io import Delta, Finished, FinishReason
 from core.types.logprobs import TokenLogprobs
-from service.gateway.dialect import Piece, PromptTold, Whole
+from service.gateway.dialect import Piece, Whole
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "abort"}
 
@@ -18,13 +19,11 @@ REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReaso
 class OutputSoFar:
     """Collects the events of output `index`. All ids are kept, because gateways want them again at the end.
 
-    `chosen_ids`: those whose log probabilities come with each token. `prompt`: log probabilities of the prompt, which
-    are there before the first token; None if they are not wanted.
+    `chosen_ids`: those whose log probabilities come with each token. `prompt`: what is told of the prompt, all of which
+    is there before the first token; None if nothing is.
     """
 
-    def __init__(
-        self, index: int, prompt_tokens: int, chosen_ids: Sequence[int] = (), prompt: PromptTold | None = None
-    ) -> None:
+    def __init__(self, index: int, prompt_tokens: int, chosen_ids: Sequence[int] = (), prompt: Any = None) -> None:
         self._index = index
         self._prompt_tokens = prompt_tokens
         self._chosen_ids, self._prompt = chosen_ids, prompt

@@ -8,6 +8,7 @@ the same request samples the same tokens through every service.
 from __future__ import annotations
 
 import dataclasses
+import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from core.config import ADAPTER_NAME
 from core.errors import FieldViolation, InvalidRequest
 from core.types.io import ModelInfo
-from core.types.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from core.types.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_PROMPT_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 from service.wire.generate import MAX_REQUEST_ID_CHARS, REQUEST_ID
 
 PARAMS = "sampling_params"
@@ -31,6 +38,11 @@ _NEUTRAL: Mapping[tuple[str, float], float] = {
     ("top_k", -1): 0,
 }
 """(option, value on the wire) -> the value that means the same here."""
+
+MAX_TOLD_BYTES = (4 * 1024 - 256) * 1024
+"""Of what is told of a prompt: gRPC's default for the largest message that a client takes, less room for an output."""
+TOLD_BYTES, TOP_BYTES, VALUE_BYTES = 9, 5, 4
+"""At most, without ids: of a token; of its list of alternatives; of one of them."""
 
 _LIMITS = (("stop", MAX_STOP_STRINGS), ("stop_token_ids", MAX_STOP_TOKEN_IDS), ("logit_bias", MAX_LOGIT_BIAS))
 
@@ -116,6 +128,18 @@ def prompt_violations(ids: Sequence[int]) -> Iterator[FieldViolation]:
     """A violation for a prompt without token ids. The engine checks their range."""
     if not ids:
         yield FieldViolation(IDS, "must not be empty")
+
+
+def told_violations(count: int, alternatives: int, vocab_size: int, field: str) -> Iterator[FieldViolation]:
+    """A violation for a prompt of which more is told than gateways take: they want all of it in one message."""
+    number = math.ceil(vocab_size.bit_length() / 7)
+    # How many alternatives there may be is the engine's to say.
+    each = min(max(0, alternatives), MAX_PROMPT_LOGPROBS)
+    ranked = TOP_BYTES + (VALUE_BYTES + number) * each if each else 0
+    most = MAX_TOLD_BYTES // (TOLD_BYTES + number + ranked)
+    if count > most:
+        words = f"tells of {count} tokens with {alternatives} alternatives each, but at most {most} fit into a message"
+        yield FieldViolation(field, words)
 
 
 def refuse(violations: Sequence[FieldViolation]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from smg_grpc_proto import sglang_scheduler_pb2 as pb
@@ -97,15 +97,7 @@ class SglangDialect(Answers):
         ]
         # 0 is what a field has that was never set, so the prompt is told of from its second token at the earliest.
         told = message.return_logprob and message.logprob_start_len > 0
-        if message.logprob_start_len > 0 and not message.return_logprob:
-            violations.append(FieldViolation("logprob_start_len", "needs return_logprob"))
-        if told and message.top_logprobs_num > MAX_PROMPT_LOGPROBS:
-            words = f"of a prompt at most {MAX_PROMPT_LOGPROBS} alternatives are told, see logprob_start_len"
-            violations.append(FieldViolation("top_logprobs_num", words))
-        if not message.return_logprob and message.top_logprobs_num:
-            violations.append(FieldViolation("top_logprobs_num", "needs return_logprob"))
-        if not message.return_logprob and message.token_ids_logprob:
-            violations.append(FieldViolation("token_ids_logprob", "needs return_logprob"))
+        violations += _told_violations(message, info, told)
         bias = {key: _token_id(key) for key in params.logit_bias}
         violations += [
             FieldViolation(f"{PARAMS}.logit_bias", "keys must be token ids") for token in bias.values() if token is None
@@ -208,6 +200,21 @@ class SglangDialect(Answers):
         aggregate.avg_throughput = load.gen_throughput
         aggregate.avg_utilization = load.running / load.max_running
         return response
+
+
+def _told_violations(message: pb.GenerateRequest, info: ModelInfo, of_prompt: bool) -> Iterator[FieldViolation]:
+    """Of the fields about log probabilities."""
+    if of_prompt:
+        count = len(message.tokenized.input_ids) - message.logprob_start_len
+        yield from reading.told_violations(count, message.top_logprobs_num, info.vocab_size, "logprob_start_len")
+        if message.top_logprobs_num > MAX_PROMPT_LOGPROBS:
+            words = f"of a prompt at most {MAX_PROMPT_LOGPROBS} alternatives are told, see logprob_start_len"
+            yield FieldViolation("top_logprobs_num", words)
+    if not message.return_logprob:
+        asked = (message.logprob_start_len > 0, message.top_logprobs_num, message.token_ids_logprob)
+        for name, value in zip(("logprob_start_len", "top_logprobs_num", "token_ids_logprob"), asked, strict=True):
+            if value:
+                yield FieldViolation(name, "needs return_logprob")
 
 
 def _constraint(params: pb.SamplingParams) -> Constraint | None:

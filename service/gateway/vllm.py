@@ -90,6 +90,9 @@ class VllmDialect(Answers):
         ]
         if text is not None and params.HasField("prompt_logprobs"):
             violations.append(FieldViolation(f"{PARAMS}.prompt_logprobs", "needs token ids for a prompt"))
+        if params.HasField("prompt_logprobs"):
+            told = (len(message.tokenized.input_ids), params.prompt_logprobs, info.vocab_size)
+            violations += reading.told_violations(*told, f"{PARAMS}.prompt_logprobs")
         if text == "":
             violations.append(FieldViolation("text", "must not be empty"))
         if len(params.choice.choices) > MAX_CHOICES:
