@@ -52,7 +52,7 @@ def test_events_of_a_call_find_its_loop_when_the_thread_has_ended() -> None:
     of_call = first.run(loop)
     first.close()
     assert threads() == []
-    of_call.call_soon_threadsafe(came.set)
+    assert outcome(lambda: of_call.call_soon_threadsafe(came.set)) is None
     second = BlockingCalls()
     assert second.run(loop) is of_call and came.wait(PATIENCE)
     second.close()

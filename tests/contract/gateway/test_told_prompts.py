@@ -15,6 +15,7 @@ from core.types.io import Usage as TokenUsage
 from core.types.sampling_params import MAX_PROMPT_LOGPROBS
 from tests.contract.gateway.spoken import Spoken
 from tests.support.fakes.fake_engine import FakeEngine, info_with
+from tests.support.fakes.granted import granted
 from tests.support.servers import Serve
 
 VOCAB, LONGEST = 1 << 18, 400_000
@@ -60,7 +61,9 @@ async def test_the_longest_that_is_told_is_one_that_a_client_takes(serve: Serve,
             await stub.Generate(asking(spoken, most + 1, top)).read()
         call = stub.Generate(asking(spoken, most, top))
         sizes = []
-        while (response := await call.read()) is not grpc.aio.EOF:
+        with granted("a client takes it"):
+            responses = [response async for response in call]
+        for response in responses:
             part = getattr(response, response.WhichOneof("response"))
             if part.HasField("input_logprobs"):
                 assert len(part.input_logprobs.token_ids) == most
