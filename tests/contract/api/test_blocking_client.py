@@ -189,7 +189,8 @@ def test_nothing_is_done_with_a_client_that_is_closed(
 def test_a_client_that_could_not_be_closed_is_closed_later(server: ServerProcess) -> None:
     client = SyncSlipstreamClient(server.target)
     said: list[BaseException | None] = []
-    list(client.generate("hi", max_tokens=2, on_started=lambda _: said.append(outcome(client.close))))
+    stream = client.generate("hi", max_tokens=2, on_started=lambda _: said.append(outcome(client.close)))
+    assert outcome(lambda: list(stream)) is None
     assert isinstance(said[0], RuntimeError) and outcome(lambda: client.tokenize("a")) is None
     client.close()
     assert threads() == []
