@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from core.errors import ConfigError
 from core.machine import usable_cpus
 from core.setting import at_least, check_settings, setting
+from core.types.control import WEIGHT_VERSION
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -83,9 +84,20 @@ class ModelConfig:
         choices=KV_CACHE_DTYPES,
     )
     """A name of `core.memory.kv_formats`."""
+    weights_dir: str | None = setting(
+        None,
+        "Model",
+        "Directory below which UpdateWeights may read other weights of the model while serving; unset: none are read.",
+        metavar="DIR",
+    )
+    weight_version: str = setting(
+        "default", "Model", "Name of the weights that are served first, told with every stream.", metavar="NAME"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if not WEIGHT_VERSION.fullmatch(self.weight_version):
+            raise ConfigError("weight_version: must be 1 to 128 characters of A-Z a-z 0-9 . _ : / @ + -")
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,18 @@ class Draining(SlipstreamError):
     reason = "DRAINING"
 
 
+class Paused(SlipstreamError):
+    """The engine is paused and turns requests away; it ended those it had. Another replica may take them."""
+
+    reason = "PAUSED"
+
+
+class Asleep(SlipstreamError):
+    """The engine has given its memory back and must be woken first."""
+
+    reason = "ASLEEP"
+
+
 class AdapterNotFound(SlipstreamError):
     """No adapter of this name is loaded: it never was, was unloaded, or was evicted for others."""
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from core.engine.streams.unread import UnreadRoom
 from core.lanes import LaneRecorder
 from core.types.adapters import AdapterList, AdapterLoad
+from core.types.control import Nap, WeightSource, WeightUpdate
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, OutputEvent
 from core.types.prefixes import PrefixChange, PrefixStored
 from core.types.stats import EngineStats
@@ -146,6 +147,49 @@ class OpenStreams(Protocol):
         ...
 
 
+class Control(Protocol):
+    """Holds the engine still, and changes its weights or gives memory back meanwhile. Event-loop thread only.
+
+    Every method raises EngineDead, or Draining, unless the engine is READY. Requests that wait keep their deadlines and
+    queue timeouts.
+    """
+
+    async def pause(self, *, ends: bool = False) -> int:
+        """Plan no step from now on; returns how many streams there are, once no step is in flight. Idempotent.
+
+        Streams wait, and so do new requests. With `ends`, streams end with Paused and new requests are refused with it.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Plan steps again, and take requests again. Idempotent. Raises Asleep where the engine must be woken."""
+        ...
+
+    async def update_weights(self, source: WeightSource, version: str) -> WeightUpdate:
+        """Serve the weights in `source` as `version`, from one step to the next, and forget every cached prefix.
+
+        They are loaded and proved beside serving; then requests that run are computed again from their tokens. An
+        update that fails changes nothing. A caller that leaves does not end it. Raises InvalidRequest, which names
+        `path`, `name` or `weight_version` and what does not fit; Unsupported; Overloaded (CONTROL_BUSY, WEIGHT_MEMORY);
+        RequestFailed where the device could not take them, and the old ones serve on.
+        """
+        ...
+
+    async def sleep(self) -> Nap:
+        """Give the memory of the pools back, on an accelerator that of the weights too. Idempotent.
+
+        Streams and new requests wait until `wake`. Raises Overloaded (CONTROL_BUSY).
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again and go on, unless paused. Idempotent.
+
+        Raises Overloaded (CONTROL_BUSY; WEIGHT_MEMORY where there is too little: it sleeps on).
+        """
+        ...
+
+
 class Engine(Protocol):
     """What a front end may ask. Everything belongs to the event-loop thread, except what says otherwise."""
 
@@ -186,6 +230,11 @@ class Engine(Protocol):
     @property
     def prefixes(self) -> Prefixes:
         """The prefix cache."""
+        ...
+
+    @property
+    def control(self) -> Control:
+        """Pauses it, changes its weights, has it sleep."""
         ...
 
     async def generate(self, request: GenerateRequest) -> OutputStream:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
-from core.config import EngineConfig
-from core.engine.adapters.loader import AdapterLoader
 from core.engine.api import EngineState
+from core.engine.built_engine import BuiltEngine
+from core.engine.control import EngineControl
 from core.engine.embedding import EmbeddingCall, as_generation
-from core.engine.grammar.compiler import GrammarCompiler
-from core.engine.input_processor import InputProcessor
 from core.engine.off_loop import in_daemon_thread
 from core.engine.pending_admissions import Arrivals
 from core.engine.prefixes import CachedPrefixes
@@ -34,14 +30,13 @@ from core.errors import (
     DuplicateRequest,
     EngineDead,
     Overloaded,
+    Paused,
     SlipstreamError,
 )
-from core.executor.interface import Executor
-from core.lanes import LaneRecorder
 from core.scheduler.outputs import Ending
-from core.scheduler.scheduler import Emit, Scheduler
 from core.types.adapters import AdapterList, AdapterLoad
-from core.types.io import EmbedRequest, FinishReason, GenerateRequest, ModelInfo, Started
+from core.types.control import Activity
+from core.types.io import EmbedRequest, FinishReason, GenerateRequest, Started
 from core.types.request import Req
 from core.types.stats import EngineStats
 
@@ -49,28 +44,6 @@ log = logging.getLogger(__name__)
 
 DRAIN_END_SECONDS = 5.0
 """Seconds that `drain` waits for the step which ends the requests that it cut."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltEngine:
-    """What `core.engine.build` makes, off the event loop. Executors wake that loop, so they are made by `start`."""
-
-    config: EngineConfig
-    inputs: InputProcessor
-    adapters: AdapterLoader
-    grammars: GrammarCompiler
-    model_info: ModelInfo
-    new_executor: Callable[[Callable[[], None]], Executor]
-    new_scheduler: Callable[[Executor, Emit], Scheduler]
-    lanes: LaneRecorder
-
-    async def start(self) -> AsyncEngine:
-        """The engine on the running loop, with its threads and tasks. Called once: the pools are this engine's."""
-        engine = AsyncEngine(self)
-        # Weights and modules live as long as the process: frozen, they are not walked by a collection during a step.
-        gc.collect()
-        gc.freeze()
-        return engine
 
 
 class AsyncEngine:
@@ -91,7 +64,7 @@ class AsyncEngine:
         self._dead: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._executor = built.new_executor(self._wakeup.set_threadsafe)
+        self._executor = executor = built.new_executor(self._wakeup.set_threadsafe)
         self._scheduler = built.new_scheduler(self._executor, self._emit)
         self._outputs = OutputProcessor(
             self._scheduler.intake,
@@ -99,8 +72,14 @@ class AsyncEngine:
             self._config.max_pending_tokens,
             self._stream_closed,
             self._inputs.failures,
+            lambda: self.control.version,
         )
-        self.prefixes = CachedPrefixes(self._scheduler, self._adapters.table, self._refuse_unless_ready)
+        self.control = EngineControl(
+            *(built.config.model, self, self._scheduler, executor, built.renewal, built.adapters, self._wakeup.set)
+        )
+        self._refusal: SlipstreamError | None = None
+        """Why new requests are turned away, while the engine is READY and does."""
+        self.prefixes = CachedPrefixes(self._scheduler, self._adapters.table, self.refuse_unless_ready)
         self._state = EngineState.READY
         self._tasks = [
             asyncio.create_task(self._run(), name="slipstream-scheduler"),
@@ -118,7 +97,7 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """The newest snapshot; readable from any thread."""
         stats = self._grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
-        return dataclasses.replace(stats, text_failures=self._inputs.failures.count)
+        return dataclasses.replace(self.control.add_stats(stats), text_failures=self._inputs.failures.count)
 
     @property
     def live_requests(self) -> int:
@@ -131,7 +110,7 @@ class AsyncEngine:
 
     async def generate(self, request: GenerateRequest) -> TokenStream:
         """Validate, tokenise and queue `request`; returns its stream. Raises what `Engine.generate` lists."""
-        self._refuse_unless_ready()
+        self.refuse_unless_ready()
         # Before the room in the queue: a request that can never be served must not be told to come back later.
         self._inputs.refuse_out_of_range(request.sampling)
         self._inputs.refuse_unconstrainable(request)
@@ -150,7 +129,7 @@ class AsyncEngine:
 
     async def embed(self, request: EmbedRequest) -> EmbeddingCall:
         """Like `generate`, for one vector per input: returns once every input is queued, and raises the same."""
-        self._refuse_unless_ready()
+        self.refuse_unless_ready()
         self._inputs.refuse_unembeddable(request)
         request_id = request.request_id or uuid.uuid4().hex
 
@@ -170,7 +149,7 @@ class AsyncEngine:
             self._refuse_if_late_or_full(request, now)
             reqs = await sequences(now)
         # Asked again: time has passed, so the engine may drain by now, or the queue may be full.
-        self._refuse_unless_ready()
+        self.refuse_unless_ready()
         self._refuse_if_late_or_full(request, time.monotonic())
         return self._enter(request, request_id, reqs)
 
@@ -192,8 +171,8 @@ class AsyncEngine:
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> AdapterLoad:
         """Read the adapter at `path`, below the configured directory. Raises what `Engine.load_adapter` lists."""
-        self._refuse_unless_ready()
-        return await self._adapters.load(name, path, pinned=pinned, still_wanted=self._refuse_unless_ready)
+        self.refuse_unless_ready()
+        return await self._adapters.load(name, path, pinned=pinned, still_wanted=self.refuse_unless_ready)
 
     def unload_adapter(self, name: str) -> int:
         """Refuse new requests for the adapter; returns how many still use it. Raises AdapterNotFound."""
@@ -209,7 +188,8 @@ class AsyncEngine:
             self._state = EngineState.DRAINING
             self._arriving.end_all(Draining("the server is shutting down"))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+            # What is paused or asleep ends nothing by itself.
+            async with asyncio.timeout(timeout if self.control.activity is Activity.SERVING else 0):
                 await self._empty.wait()
         left = list(self._live.values())
         for stream in left:
@@ -226,6 +206,7 @@ class AsyncEngine:
         if self._state is EngineState.STOPPED:
             return
         was_dead, self._state = self._state is EngineState.DEAD, EngineState.STOPPED
+        await self.control.close(Draining("the server is shutting down"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -242,13 +223,24 @@ class AsyncEngine:
         """Wait until the engine is DEAD; returns the cause."""
         return await asyncio.shield(self._dead)
 
-    def _refuse_unless_ready(self) -> None:
+    def refuse_unless_ready(self) -> None:
+        """Raises EngineDead or Draining unless the engine is READY."""
         if self._state is EngineState.DEAD:
             raise EngineDead("the engine failed; this server is going away")
         if self._state is not EngineState.READY:
             raise Draining("the server is shutting down")
 
+    def turn_away(self, *, ends: bool) -> None:
+        """Refuse new requests from now on, and end all others, if `ends`; else take them again."""
+        self._refusal = Paused("the engine is paused and takes no requests; try another replica") if ends else None
+        if self._refusal is not None:
+            self._arriving.end_all(self._refusal)
+            for stream in list(self._live.values()):
+                self._end_stream(stream, error=self._refusal)
+
     def _refuse_if_late_or_full(self, request: GenerateRequest, now: float) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         if request.deadline is not None and request.deadline <= now:
             raise DeadlinePassed("the deadline had passed before the request could be queued")
         if not self._scheduler.has_room(request.tenant, request.sampling.n):
@@ -257,7 +249,7 @@ class AsyncEngine:
     def _enter(self, request: GenerateRequest, request_id: str, reqs: list[Req]) -> TokenStream:
         with self._inputs.failures.told():
             outputs = [pending_output(req, self._inputs.tokenizer, want_text=request.want_text) for req in reqs]
-        started = Started(request_id, reqs[0].input_len)
+        started = Started(request_id, reqs[0].input_len, weight_version=self.control.version)
         stream = self._outputs.stream(started, outputs, self._abort_stream, self._turnstile)
         stream.reqs = reqs
         self._live[request_id] = stream
@@ -302,6 +294,7 @@ class AsyncEngine:
         """The scheduler's loop: one call of `step` per wake-up."""
         while self._state is not EngineState.DEAD:
             self._scheduler.step(time.monotonic())
+            self.control.still.look()
             await self._wakeup.wait(self._scheduler.next_expiry())
 
     async def _watch(self) -> None:
@@ -312,22 +305,23 @@ class AsyncEngine:
             if self._executor.in_flight:
                 self._wakeup.set()
             if watchdog.hangs(time.monotonic(), self._scheduler.stats.step, self._executor.in_flight):
-                self._die(TimeoutError(f"no step finished for {watchdog.waited:.0f} s"))
+                self.die(TimeoutError(f"no step finished for {watchdog.waited:.0f} s"))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """End the engine when one of its tasks has ended, by a panic or otherwise: else every stream would hang."""
         if task.cancelled():
-            self._die(RuntimeError(f"the task {task.get_name()} was cancelled"))
+            self.die(RuntimeError(f"the task {task.get_name()} was cancelled"))
         else:
-            self._die(task.exception() or RuntimeError(f"the task {task.get_name()} ended"))
+            self.die(task.exception() or RuntimeError(f"the task {task.get_name()} ended"))
 
-    def _die(self, cause: BaseException) -> None:
+    def die(self, cause: BaseException) -> None:
         """End everything: a step failed or hung, and nothing it touched can be trusted. The process should exit."""
         if self._state in (EngineState.DEAD, EngineState.STOPPED):
             return
         log.critical("the engine died: %s: %s", type(cause).__name__, cause, exc_info=cause)
         self._state = EngineState.DEAD
-        self._fail_streams(EngineDead("the engine failed; this server is going away"))
+        self._fail_streams(error := EngineDead("the engine failed; this server is going away"))
+        self.control.still.close(error)
         if not self._dead.done():
             self._dead.set_result(cause)
         # A last snapshot for the metrics. It comes last, because what it reads may be what is broken.

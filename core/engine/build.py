@@ -14,11 +14,12 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
-from core.engine.async_engine import BuiltEngine
 from core.engine.build_pools import Pools, build_pools
+from core.engine.built_engine import BuiltEngine, StepExecutor
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
 from core.engine.kv_storage import check_kv_format
+from core.engine.renewal import Loaded, Renewal, keeps_modules
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_size import device_bytes, sized
 from core.engine.step_times import time_steps
@@ -63,9 +64,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     tokenizer = Tokenizer.load(config.model.path)
     if tokenizer.chats is not None:
         tokenizer.chats.start()
-    # Adapters hook the module tree, and heads of a checkpoint are modules beside it: the native decoder has neither.
-    keeps_modules = config.lora.enabled or config.speculation.method == "mtp"
-    model = load_model(config.model, device, progress, keeps_modules=keeps_modules)
+    # The native decoder has no module tree.
+    model = load_model(config.model, device, progress, keeps_modules=keeps_modules(config))
     return assemble(config, model, tokenizer, DeviceStreams(device))
 
 
@@ -111,16 +111,18 @@ def assemble(
     if runner is not None and speculation is not None and speculation.depth is None:
         depth = AdaptiveDepth(speculation.most, time_steps(runner.state, pools.memory.draft_room))
         speculation = dataclasses.replace(speculation, depth=depth)
+    renewal = Renewal(config, streams, pools, code, Loaded(model, speculation))
     return BuiltEngine(
         config=config,
         inputs=inputs,
         adapters=pools.adapters.loader,
         grammars=grammars,
         model_info=_model_info(config, model, tokenizer, pools, grammars.backend),
-        new_executor=lambda wake: _build_executor(config, runner or build_runner(), wake),
+        new_executor=lambda wake: _build_executor(config, renewal.began(runner or build_runner()), wake),
         new_scheduler=lambda executor, emit: _build_scheduler(
-            config, model, streams, pools, executor, emit, lanes, speculation
+            config, model.spec, streams, pools, executor, emit, lanes, speculation
         ),
+        renewal=renewal,
         lanes=lanes,
     )
 
@@ -138,7 +140,7 @@ def _build_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, p
     )
 
 
-def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> Executor:
+def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> StepExecutor:
     return ForwardThread(runner, wake) if config.executor.overlap else InlineExecutor(runner, wake)
 
 
@@ -182,7 +184,7 @@ def _build_arena(tier: HostTier, kv: KVPool, streams: DeviceStreams) -> HostAren
 
 def _build_scheduler(
     config: EngineConfig,
-    model: Model,
+    spec: ModelSpec,
     streams: DeviceStreams,
     pools: Pools,
     executor: Executor,
@@ -200,8 +202,8 @@ def _build_scheduler(
         executor,
         emit,
         max_len=pools.requests.max_context_len,
-        vocab_size=model.spec.vocab_size,
-        eos_ids=model.spec.eos_token_ids,
+        vocab_size=spec.vocab_size,
+        eos_ids=spec.eos_token_ids,
         pin=Staging(streams.device).pinned,
         lanes=lanes,
         depth=None if speculation is None else speculation.depth,

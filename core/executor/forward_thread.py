@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from core.batch.result import Published, StepResult
@@ -18,6 +19,13 @@ from core.invariants import check
 from core.memory.host_moves import CopyOut
 
 
+@dataclass(frozen=True, slots=True)
+class _Renewal:
+    """What runs the steps behind it."""
+
+    runner: StepRunner | None
+
+
 class ForwardThread:
     """Depth two (law 10): while one step runs, the next is already submitted, before its decode inputs exist.
 
@@ -30,11 +38,11 @@ class ForwardThread:
     """
 
     def __init__(self, runner: StepRunner, wake: Callable[[], None]) -> None:
-        self._runner = runner
+        self._runner: StepRunner | None = runner
         self._completion = Completion(wake)
         self._fence = LengthFence(wake)
         self._landings = Landings(wake)
-        self._inbox: SimpleQueue[ScheduleBatch | CopyOut | None] = SimpleQueue()
+        self._inbox: SimpleQueue[ScheduleBatch | CopyOut | _Renewal | None] = SimpleQueue()
         self._in_flight = 0
         self._held: LaunchedStep | None = None
         self._thread = threading.Thread(target=self._run, name="slipstream-forward", daemon=True)
@@ -65,6 +73,11 @@ class ForwardThread:
         """See `HostCopies`."""
         return self._landings.take()
 
+    def renew(self, runner: StepRunner | None) -> None:
+        """See `Renewable`."""
+        check("executor_renewal", self._in_flight == 0, in_flight=self._in_flight)
+        self._inbox.put(_Renewal(runner))
+
     def completed(self) -> list[StepResult]:
         """Results since the last call, in submission order."""
         results = self._completion.take()
@@ -94,9 +107,12 @@ class ForwardThread:
     def _serve(self) -> None:
         failure: BaseException | None = None
         while (batch := self._inbox.get()) is not None:
-            if isinstance(batch, CopyOut):
+            if isinstance(batch, _Renewal):
+                self._let_go()
+                self._runner = batch.runner
+            elif isinstance(batch, CopyOut):
                 if failure is None:
-                    self._landings.bring(batch.copy.number, self._runner.copy_out(batch))
+                    self._landings.bring(batch.copy.number, self._running.copy_out(batch))
                 if self._inbox.empty():
                     # A copy is no step that would let go of the one before.
                     self._let_go()
@@ -106,9 +122,14 @@ class ForwardThread:
                 self._completion.bring(StepResult.failed(batch.step_id, failure))
         self._let_go()
 
+    @property
+    def _running(self) -> StepRunner:
+        assert self._runner is not None, "nothing is submitted while the engine sleeps"
+        return self._runner
+
     def _launch(self, batch: ScheduleBatch) -> BaseException | None:
         try:
-            launched = self._runner.launch(batch, self._let_go, self._fence.publish)
+            launched = self._running.launch(batch, self._let_go, self._fence.publish)
         except BaseException as error:
             self._let_go()
             self._completion.bring(StepResult.failed(batch.step_id, error))

@@ -17,7 +17,7 @@ class InlineExecutor:
     """Depth one. `submit` blocks for the whole step: for comparison with overlap, and for tests."""
 
     def __init__(self, runner: StepRunner, wake: Callable[[], None]) -> None:
-        self._runner = runner
+        self._runner: StepRunner | None = runner
         self._wake = wake
         self._landings = Landings(wake)
         self._done: deque[StepResult] = deque()
@@ -40,7 +40,7 @@ class InlineExecutor:
         """
         check("executor_depth", self.has_room, in_flight=self.in_flight, stopped=self._stopped)
         try:
-            result = self._runner.launch(batch).result()
+            result = self._running.launch(batch).result()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -50,7 +50,17 @@ class InlineExecutor:
 
     def copy_out(self, out: CopyOut) -> None:
         """See `HostCopies`."""
-        self._landings.bring(out.copy.number, self._runner.copy_out(out))
+        self._landings.bring(out.copy.number, self._running.copy_out(out))
+
+    def renew(self, runner: StepRunner | None) -> None:
+        """See `Renewable`."""
+        check("executor_renewal", not self._done, in_flight=self.in_flight)
+        self._runner = runner
+
+    @property
+    def _running(self) -> StepRunner:
+        assert self._runner is not None, "nothing is submitted while the engine sleeps"
+        return self._runner
 
     def landed(self) -> list[int]:
         """See `HostCopies`."""

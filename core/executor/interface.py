@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
 from core.memory.host_moves import CopyOut
+
+if TYPE_CHECKING:
+    from core.executor.step import StepRunner
 
 MAX_DEPTH = 2
 """One step running and one submitted (law 10). With more, a request would run further past its end."""
@@ -24,6 +27,18 @@ class HostCopies(Protocol):
         """Numbers of copies that are in host memory since the last call; the loop is woken for each.
 
         Raises the error after which none is told any more: a lost device, say.
+        """
+        ...
+
+
+@runtime_checkable
+class Renewable(Protocol):
+    """An executor that can go on with other weights, or lend the memory of its own. Loop thread only."""
+
+    def renew(self, runner: StepRunner | None) -> None:
+        """Run later steps by `runner`; None: there are none until the next call. Raises InvariantViolation in flight.
+
+        Nothing refers to the runner of before once the thread that runs steps has taken the new one.
         """
         ...
 

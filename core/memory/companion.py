@@ -152,6 +152,11 @@ class DeviceCompanion(Protocol):
 
     recorder: Recorder | None
 
+    @property
+    def storage(self) -> Sequence[torch.Tensor]:
+        """Tensors that hold nothing while no request has a row: their memory may be lent meanwhile."""
+        ...
+
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """First thing in every step: apply `writes` (None: there are none) for the step's `rows`, int64[B]."""
         ...

@@ -139,6 +139,11 @@ class KVPool:
         """What is stored, each [num_slots, heads, dim], layer after layer."""
         return [*self._k.values(), *(v for layer, v in self._v.items() if layer not in self._shared)]
 
+    @property
+    def storage(self) -> list[torch.Tensor]:
+        """All that it holds of memory: `tensors`, and scales where codes are stored."""
+        return [*self.tensors, *self._k_scales.values(), *self._v_scales.values()]
+
     def v_in_k(self, layer_id: int) -> bool:
         """Whether the values of `layer_id` are the beginnings of its keys."""
         return layer_id in self._shared

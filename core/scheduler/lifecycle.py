@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from core.invariants import check
 from core.memory.request_memory import RequestMemory
 from core.scheduler.fair_share import FairShare
 from core.scheduler.outputs import Ending
@@ -109,6 +110,22 @@ class Lifecycle:
         req.retractions += 1
         self._tally.preemptions += 1
         self.waiting.push(req)
+
+    def start_over(self) -> int:
+        """Retract all that runs, and give up every key and value there is, in the cache and in host memory too.
+
+        Returns how many requests ran. For changed weights: no token may read what others have computed.
+        """
+        running = self.running.members()
+        for req in running:
+            self.retract(req, keep=False)
+        if self.rejoining is not None:
+            self.rejoining.forget()
+        self.memory.flush()
+        left = self.memory.cache.cached_pages
+        check("pools_start_over", left == 0 and self.memory.rows.used == 0, cached=left, rows=self.memory.rows.used)
+        self._tally.restart_preemptions += len(running)
+        return len(running)
 
     def preempt(self, req: Req, newcomer: Req) -> None:
         """Retract `req` for `newcomer`, which is of a higher class or of a tenant that holds less."""

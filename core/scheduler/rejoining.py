@@ -83,6 +83,12 @@ class Rejoining:
             self._given_up.append(copy.number)
         return back is not None
 
+    def forget(self) -> None:
+        """No request goes on from a copy that there is now. No row waits for one."""
+        assert not self._backs, "every request that was seated is retracted"
+        for req in list(self._kept):
+            self.gone(req, 0)
+
     def take_backs(self) -> tuple[CopyBack, ...]:
         """Of rows seated since the last call. The very next batch must carry them, before any later copy out."""
         backs, self._backs = tuple(self._backs.values()), {}

@@ -16,6 +16,7 @@ from core import buggify
 from core.batch.result import StepResult
 from core.config import SchedulerConfig
 from core.executor.interface import Executor
+from core.invariants import check
 from core.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT, LaneRecorder
 from core.memory.request_memory import RequestMemory
 from core.scheduler.draft_depth import Depth
@@ -92,6 +93,8 @@ class Scheduler:
         self._due: float | None = None
         """When the next step will be planned, if that was put off; else None."""
         self._device_idle = True
+        self.held = False
+        """Whether no step is planned for now. What was submitted ends, and commands are applied as ever."""
         self._publish_at = float("-inf")
         self.stats: EngineStats = self.tally.publish(memory, 0, 0)
 
@@ -153,6 +156,21 @@ class Scheduler:
         """Renew `stats`. Also called when the engine dies, so that the violation it died of can be scraped."""
         self.stats = self.tally.publish(self.memory, len(self.running), len(self.waiting))
 
+    @property
+    def is_still(self) -> bool:
+        """Whether no step and no copy is in flight: nothing reads or writes the pools."""
+        return self.executor.in_flight == 0 and len(self.memory.leases) == 0
+
+    def start_over(self) -> int:
+        """Queue every running request again, and forget all that was computed; returns how many ran. While still.
+
+        Requests keep their outputs. Their keys and values, those of the prefix cache and those in host memory go.
+        """
+        check("still_pools", self.is_still, in_flight=self.executor.in_flight, leases=len(self.memory.leases))
+        count = self._lifecycle.start_over()
+        self.publish()
+        return count
+
     def next_expiry(self) -> float | None:
         """When `step` must be called even if nothing else happens, in seconds of the loop's clock; None for never."""
         known = (self.intake.next_expiry(), self.memory.leases.next_deadline(), self._due)
@@ -176,6 +194,10 @@ class Scheduler:
     def _submit(self, now: float) -> bool:
         """Plan and submit steps while the executor has room; whether any was submitted."""
         submitted, self._due = False, None
+        if self.held:
+            # Time in which there is nothing to compute is no idle time of the device.
+            self._device_idle = self._device_idle or self.executor.in_flight == 0
+            return False
         if self._lifecycle.shares.contended:
             self._pace.shared(now)
         while self.executor.has_room:

@@ -63,6 +63,7 @@ class Tally:
         self.preemptions = 0
         self.priority_preemptions = 0
         self.share_preemptions = 0
+        self.restart_preemptions = 0
         self.recomputed_tokens = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "cancelled": 0})
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
@@ -183,6 +184,7 @@ class Tally:
             preemptions=self.preemptions,
             priority_preemptions=self.priority_preemptions,
             share_preemptions=self.share_preemptions,
+            restart_preemptions=self.restart_preemptions,
             recomputed_tokens=self.recomputed_tokens,
             stale_results=self._stale_results,
             split_steps=self._split_steps,

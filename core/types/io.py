@@ -149,11 +149,13 @@ class Started:
     """First event of every stream: the request was admitted to the queue.
 
     `incarnation` tells a stream that is kept for `Attach` from others of its id; "" for a stream that is not kept.
+    `weight_version`: of the weights that serve now. Outputs whose `Finished` names it too are of these alone.
     """
 
     request_id: str
     prompt_tokens: int
     incarnation: str = ""
+    weight_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +177,17 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event of output `index`; exactly one per index. `matched_stop` is the stop string or stop token id."""
+    """Last event of output `index`; exactly one per index. `matched_stop` is the stop string or stop token id.
+
+    `weight_version`: of the weights that its last token is of.
+    """
 
     index: int
     reason: FinishReason
     usage: Usage
     timing: Timing
     matched_stop: str | int | None = None
+    weight_version: str = ""
 
 
 OutputEvent = Started | Delta | Finished

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from core.types.control import Activity
+
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
@@ -149,7 +151,9 @@ class EngineStats:
     priority_preemptions: int = 0
     """Of `preemptions`, those in favour of a request of a higher class."""
     share_preemptions: int = 0
-    """Of `preemptions`, those in favour of a tenant that held less. The remaining ones were for lack of pages."""
+    """Of `preemptions`, those in favour of a tenant that held less."""
+    restart_preemptions: int = 0
+    """Of `preemptions`, those before new weights or sleep. The remaining ones were for lack of pages."""
     recomputed_tokens: int = 0
     """Known tokens that preempted requests had to compute again: the cost of preemption."""
     stale_results: int = 0
@@ -164,6 +168,12 @@ class EngineStats:
     adapter_bytes: int = 0
     adapter_evictions: int = 0
     adapter_load_failures: int = 0
+    activity: Activity = Activity.SERVING
+    weight_version: str = ""
+    """Name of the weights that the next step is computed with."""
+    weight_updates: int = 0
+    weight_update_failures: int = 0
+    """Updates that ended with an error; the old weights went on serving."""
     grammars_cached: int = 0
     grammar_cache_bytes: int = 0
     grammar_cache_hits: int = 0

@@ -57,7 +57,7 @@ def build_adapters(config: LoraConfig, model: Model, device: torch.device) -> Ad
         raise ModelLoadError(f"adapters of encoder-decoders are not supported, and {model.spec.architecture} is one")
     if not isinstance(model, TransformersModel):
         raise ModelLoadError("adapters need a model that was loaded through transformers")
-    staging, read = Staging(device), _reader(config, model, device)
+    staging, read = Staging(device), adapter_reader(config, model, device)
     for name, directory in config.adapters:
         try:
             table.load(name, read(Path(directory)), pinned=True)
@@ -82,7 +82,11 @@ def reserved_bytes(config: LoraConfig, table: AdapterTable, device: torch.device
     return config.max_bytes - table.used_bytes if config.directory is not None and device.type == "cuda" else 0
 
 
-def _reader(config: LoraConfig, model: TransformersModel, device: torch.device) -> Read:
+def adapter_reader(config: LoraConfig, model: Model, device: torch.device) -> Read:
+    """How the directory of an adapter is read for `model`, which goes through the modules of transformers."""
+    from core.models.hf.backend import TransformersModel
+
+    assert isinstance(model, TransformersModel), "refused when the adapters were built"
     limits = AdapterLimits(config.max_rank, FILE_SHARE * config.max_bytes)
     pins = Staging(device).pins
 

@@ -19,7 +19,7 @@ from core.engine.adapters.table import AdapterTable
 from core.engine.workers import Workers
 from core.errors import AdapterExists, AdaptersOff, InvalidRequest, ModelLoadError, Overloaded, SlipstreamError
 from core.histogram import Histogram
-from core.models.lora.directory import directory_below
+from core.models.directory import directory_below
 from core.models.lora.packed import Adapter
 from core.types.adapters import AdapterLoad
 from core.types.stats import EngineStats
@@ -81,6 +81,10 @@ class AdapterLoader:
         log.info("loaded adapter %s: %d bytes in %.3f s%s", name, info.nbytes, seconds, gone)
         return AdapterLoad(info, evicted)
 
+    def read_by(self, read: Read) -> None:
+        """Read by `read` from now on: other weights serve, and the adapters that there are fit them as well."""
+        self._read = read
+
     def unload(self, name: str) -> int:
         """Refuse new requests for `name`; returns how many still use it. Raises AdapterNotFound."""
         left = self.table.unload(name)
@@ -116,6 +120,6 @@ class AdapterLoader:
     def _read_below(self, path: str) -> Adapter:
         assert self._root is not None and self._read is not None, "refused before"
         try:
-            return self._read(directory_below(self._root, path))
+            return self._read(directory_below(self._root, path, "adapters"))
         except ModelLoadError as error:
             raise InvalidRequest.of("path", error.message) from error

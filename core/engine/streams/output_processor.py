@@ -51,12 +51,15 @@ class OutputProcessor:
         max_pending_tokens: int,
         on_closed: Callable[[TokenStream], None],
         failures: TextFailures,
+        weight_version: Callable[[], str] = str,
     ) -> None:
+        """`weight_version`: of the weights that the newest tokens are of."""
         self._intake = intake
         self._wake = wake
         self._max_pending = max_pending_tokens
         self._on_closed = on_closed
         self._failures = failures
+        self._weight_version = weight_version
         self._unread = UnreadBytes()
 
     def stream(
@@ -208,7 +211,8 @@ class OutputProcessor:
                     self._end(Ending(sibling, reason=FinishReason.CANCELLED, condemned=ended.condemned))
         else:
             reason, matched = self._reason(ended, output)
-            self._finish(stream, output, Finished(req.index, reason, _usage(req, output), _timing(req, now), matched))
+            measures, version = (_usage(req, output), _timing(req, now)), self._weight_version()
+            self._finish(stream, output, Finished(req.index, reason, *measures, matched, version))
         stream.output_ended()
         if stream.open_outputs == 0:
             self._on_closed(stream)

@@ -43,6 +43,11 @@ class CrossPool:
         self.last_places_host: Ints = np.empty(0, np.int64)
         """int64[T]: `last_places` on the host; empty in captured work, whose replays have others."""
 
+    @property
+    def storage(self) -> Sequence[torch.Tensor]:
+        """See `DeviceCompanion`."""
+        return self.pool.storage
+
     def carried(self, writes: object | None, replayed: bool) -> Sequence[np.ndarray]:
         """See `Carried`: a replay reads nothing that comes with the step."""
         if replayed or not isinstance(writes, CrossWrites):

@@ -57,6 +57,11 @@ class HybridReqToTokenPool:
         """int64[B]: tokens of each row before the step, as `measured` was told."""
         self._places: PlaceStates | None = None
 
+    @property
+    def storage(self) -> Sequence[torch.Tensor]:
+        """See `DeviceCompanion`."""
+        return self.states.storage
+
     def begin(self, rows: torch.Tensor, writes: object | None, staging: Staging) -> None:
         """Map new rows to their slots and set those slots' first states, then look up the slots of this step's rows.
 

@@ -67,6 +67,11 @@ class MambaPool:
         """The temporal states of layer `layer_id`, [1 + size + drafts, ...]; None if it has none."""
         return self._recurrent.get(layer_id)
 
+    @property
+    def storage(self) -> list[torch.Tensor]:
+        """All that it holds of memory, layer after layer."""
+        return [*self._conv.values(), *self._recurrent.values()]
+
     def start(self, slots: torch.Tensor, sources: torch.Tensor) -> None:
         """Make `slots` copies of `sources`, int64[n] each, or zeros where the source is 0, in every layer.
 

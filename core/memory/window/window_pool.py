@@ -38,6 +38,11 @@ class SlidingWindowPool:
     def recorder(self, recorder: Recorder | None) -> None:
         self.kv.recorder = recorder
 
+    @property
+    def storage(self) -> Sequence[torch.Tensor]:
+        """See `DeviceCompanion`."""
+        return self.kv.storage
+
     def carried(self, writes: object | None, replayed: bool) -> Sequence[np.ndarray]:
         """See `Carried`."""
         return (writes.pages, writes.windows) if isinstance(writes, WindowWrites) else ()

@@ -101,11 +101,23 @@ class AdapterSlots:
         """By layer: how many of the step's tokens it has seen. Linear layers inside recurrent mixers are called for one
         request after another, in the order of the packed row; every other layer sees all tokens at once."""
 
+    def over(self, model: torch.nn.Module) -> AdapterSlots:
+        """The same adapters over another tree of the same modules. Leaves no hook on the tree of before."""
+        self._hook_layers(frozenset())
+        moved = AdapterSlots(model, self._limits)
+        moved._filled, moved._targeted = self._filled, self._targeted
+        return moved
+
     @property
     def nbytes(self) -> int:
         """Bytes of all matrices that are held, without the gaps between them."""
         deltas = (delta for held in self._filled.values() for delta in held.values())
         return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
+
+    @property
+    def storage(self) -> Sequence[torch.Tensor]:
+        """See `DeviceCompanion`: none, as adapters stay whatever becomes of requests."""
+        return ()
 
     def prepare(self, rows: int, staging: Staging) -> str | None:
         """See `Hooking`."""

@@ -10,16 +10,16 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from core.errors import ModelLoadError
-from core.models.lora.checkpoint import WEIGHTS_FILE
-from core.models.lora.config import CONFIG_FILE
 
 MAX_PATH_CHARS = 512
 
-_MISSING = "there is no such directory below the server's directory of adapters"
 
+def directory_below(root: Path, path: str, what: str) -> Path:
+    """The existing directory `path` below `root`, links resolved, with no file in it that leads out of there.
 
-def directory_below(root: Path, path: str) -> Path:
-    """The existing directory `path` below `root`, links resolved. Raises ModelLoadError, without a path in it."""
+    `what` the root holds, for the error. Raises ModelLoadError, without a path in it.
+    """
+    missing = ModelLoadError(f"there is no such directory below the server's directory of {what}")
     parts = PurePosixPath(path).parts
     wild = not path.isprintable() or "\\" in path or len(path) > MAX_PATH_CHARS
     if wild or not parts or path.startswith("/") or ".." in parts:
@@ -27,11 +27,10 @@ def directory_below(root: Path, path: str) -> Path:
     try:
         top = root.resolve(strict=True)
         found = top.joinpath(*parts).resolve(strict=True)
-        inside = [found, *(found / name for name in (CONFIG_FILE, WEIGHTS_FILE))]
         # A missing file passes here: the code that reads it reports it by name.
-        escaped = any(not each.resolve().is_relative_to(top) for each in inside)
+        escaped = any(not each.resolve().is_relative_to(top) for each in (found, *found.iterdir()))
     except (OSError, RuntimeError, ValueError):
-        raise ModelLoadError(_MISSING) from None
-    if escaped or not found.is_dir():
-        raise ModelLoadError(_MISSING)
+        raise missing from None
+    if escaped:
+        raise missing
     return found

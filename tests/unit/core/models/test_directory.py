@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import ModelLoadError
-from core.models.lora.directory import directory_below
+from core.models.directory import directory_below
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -44,12 +44,12 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", ["team/french", "./team//french/", "alias", "snapshot", "team"])
 def test_what_is_below_is_found(root: Path, path: str) -> None:
-    assert directory_below(root, path).is_relative_to(root.resolve())
+    assert directory_below(root, path, "adapters").is_relative_to(root.resolve())
 
 
 def test_a_root_behind_a_link_is_a_root(root: Path, tmp_path: Path) -> None:
     (tmp_path / "mounted").symlink_to(root)
-    assert directory_below(tmp_path / "mounted", "team/french") == (root / "team" / "french").resolve()
+    assert directory_below(tmp_path / "mounted", "team/french", "adapters") == (root / "team" / "french").resolve()
 
 
 WILD = (
@@ -85,16 +85,16 @@ MISSING = (
 @pytest.mark.parametrize("path", WILD)
 def test_what_is_no_relative_path_is_refused(root: Path, path: str) -> None:
     with pytest.raises(ModelLoadError, match="must be a relative path"):
-        directory_below(root, path)
+        directory_below(root, path, "adapters")
 
 
 @pytest.mark.parametrize("path", MISSING)
 def test_what_leads_outside_looks_like_what_is_not_there(root: Path, path: str) -> None:
     with pytest.raises(ModelLoadError) as refused:
-        directory_below(root, path)
+        directory_below(root, path, "adapters")
     assert refused.value.message == "there is no such directory below the server's directory of adapters"
 
 
 def test_a_root_that_went_away_is_no_crash(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="no such directory"):
-        directory_below(tmp_path / "gone", "x")
+        directory_below(tmp_path / "gone", "x", "adapters")
