@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Protocol
 
 from core.engine.streams.unread import UnreadRoom
 from core.lanes import LaneRecorder
 from core.types.adapters import AdapterList, AdapterLoad
-from core.types.control import Nap, WeightSource, WeightUpdate
+from core.types.control import Activity, Nap, WeightSource, WeightUpdate
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, OutputEvent
 from core.types.prefixes import PrefixChange, PrefixStored
 from core.types.stats import EngineStats
@@ -153,6 +154,14 @@ class Control(Protocol):
     Every method raises EngineDead, or Draining, unless the engine is READY. Requests that wait keep their deadlines and
     queue timeouts.
     """
+
+    def follow(self, told: Callable[[Activity], None]) -> None:
+        """Call `told` with what the engine does, now and at every change. There is one listener; it must be quick."""
+        ...
+
+    def fetch_by(self, fetch: Callable[[str], Path]) -> None:
+        """Find weights by name with `fetch`, which blocks and raises ModelLoadError; without it none are found so."""
+        ...
 
     async def pause(self, *, ends: bool = False) -> int:
         """Plan no step from now on; returns how many streams there are, once no step is in flight. Idempotent.

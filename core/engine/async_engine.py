@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
 from core.engine.api import EngineState
-from core.engine.built_engine import BuiltEngine
 from core.engine.control import EngineControl
 from core.engine.embedding import EmbeddingCall, as_generation
+from core.engine.engine_parts import EngineParts
 from core.engine.off_loop import in_daemon_thread
 from core.engine.pending_admissions import Arrivals
 from core.engine.prefixes import CachedPrefixes
@@ -49,7 +49,7 @@ DRAIN_END_SECONDS = 5.0
 class AsyncEngine:
     """The `Engine` of `core.engine.api`, in this process. `BuiltEngine.start` makes it; it is READY at once."""
 
-    def __init__(self, built: BuiltEngine) -> None:
+    def __init__(self, built: EngineParts) -> None:
         self._config = built.config
         self._inputs = built.inputs
         self._adapters = built.adapters

@@ -15,7 +15,8 @@ from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
 from core.engine.build_pools import Pools, build_pools
-from core.engine.built_engine import BuiltEngine, StepExecutor
+from core.engine.built_engine import BuiltEngine
+from core.engine.engine_parts import StepExecutor
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
 from core.engine.kv_storage import check_kv_format

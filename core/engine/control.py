@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -48,6 +49,8 @@ WEIGHT_MEMORY: Final = "WEIGHT_MEMORY"
 """The `reason` of Overloaded where the device has too little memory for weights or pools."""
 
 Result = TypeVar("Result")
+
+_PATH: Final = re.compile(r"(?<![\w:/.])/(?:[^\s/:,;'\"()]+/)*([^\s/:,;'\"()]*)")
 
 
 class Served(Protocol):
@@ -90,10 +93,10 @@ class EngineControl:
         self.still = Standstill(scheduler, wake)
         self.version = config.weight_version
         """Of the weights that serve."""
-        self.fetch: Callable[[str], Path] | None = None
-        """Finds the directory of a model of the hub by name, on another thread; None where names are not served."""
+        self._fetch: Callable[[str], Path] | None = None
         self._workers = Workers(1, "slipstream-weights")
-        self._asleep = False
+        self._asleep = self._refuses = False
+        self._told: Callable[[Activity], None] | None = None
         self._running: asyncio.Task[Any] | None = None
         self._updates = self._failures = 0
 
@@ -102,7 +105,22 @@ class EngineControl:
         """What the engine does for now."""
         if self._asleep:
             return Activity.ASLEEP
-        return Activity.PAUSED if Hold.PAUSE in self.still.holds else Activity.SERVING
+        if Hold.PAUSE not in self.still.holds:
+            return Activity.SERVING
+        return Activity.REFUSING if self._refuses else Activity.PAUSED
+
+    def follow(self, told: Callable[[Activity], None]) -> None:
+        """See `Control`."""
+        self._told = told
+        self._tell()
+
+    def fetch_by(self, fetch: Callable[[str], Path]) -> None:
+        """See `Control`."""
+        self._fetch = fetch
+
+    def _tell(self) -> None:
+        if self._told is not None:
+            self._told(self.activity)
 
     def add_stats(self, stats: EngineStats) -> EngineStats:
         """`stats` with what is known here. Callable from any thread; the figures may be of different moments."""
@@ -118,8 +136,9 @@ class EngineControl:
         """See `Control`."""
         self._served.refuse_unless_ready()
         self.still.hold(Hold.PAUSE)
-        live = self._served.live_requests
+        live, self._refuses = self._served.live_requests, ends
         self._served.turn_away(ends=ends)
+        self._tell()
         await self.still.reached()
         log.info("paused: %d streams %s", live, "ended" if ends else "wait")
         return live
@@ -130,8 +149,10 @@ class EngineControl:
         if self._asleep:
             raise Asleep("the engine sleeps; wake it")
         self._served.turn_away(ends=False)
+        self._refuses = False
         if self.still.release(Hold.PAUSE):
             log.info("resumed: %d streams go on", self._served.live_requests)
+        self._tell()
 
     async def update_weights(self, source: WeightSource, version: str) -> WeightUpdate:
         """See `Control`."""
@@ -181,7 +202,7 @@ class EngineControl:
     def _find(self, source: WeightSource) -> Callable[[], Path]:
         """What finds the directory, on another thread. Raises Unsupported where this server has no such source."""
         if source.name:
-            fetch = self.fetch
+            fetch = self._fetch
             if fetch is None:
                 raise Unsupported("this server was started with a directory and fetches no models by name")
             return lambda: fetch(source.name)
@@ -215,19 +236,15 @@ class EngineControl:
 
     def _read(self, find: Callable[[], Path], field: str) -> Loaded:
         """On the other thread: find the directory, read and prove what is in it."""
-        directory = None
         try:
-            directory = find()
-            return self._renewal.load(directory)
+            return self._renewal.load(find())
         except (StartupError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error) or (error.__cause__ is not None and is_out_of_memory(error.__cause__)):
                 told = "there is no room for the new weights beside the old ones; Sleep gives the memory of pages back"
                 raise Overloaded(told, reason=WEIGHT_MEMORY) from error
             if not isinstance(error, StartupError):
                 raise
-            # The operator's directories are no business of clients.
-            told = error.message if directory is None else error.message.replace(str(directory), "the checkpoint")
-            raise InvalidRequest.of(field, told) from error
+            raise InvalidRequest.of(field, _without_paths(error.message)) from error
 
     async def _put_in_place(self, loaded: Loaded) -> None:
         """While still. Where it fails the old weights are put in place again; where they cannot be the engine ends."""
@@ -271,6 +288,7 @@ class EngineControl:
             self._served.die(error)
             raise
         self._asleep = True
+        self._tell()
         live = self._served.live_requests
         log.info("asleep: %d bytes given back in %.2f s; %d streams wait", freed, time.monotonic() - began, live)
         return Nap(freed, live)
@@ -287,4 +305,10 @@ class EngineControl:
         self._read_adapters()
         self._asleep = False
         self.still.release(Hold.SLEEP)
+        self._tell()
         log.info("awake after %.2f s; %d streams go on", time.monotonic() - began, self._served.live_requests)
+
+
+def _without_paths(message: str) -> str:
+    """`message` with the last part alone of each absolute path: directories of the operator are none of a client's."""
+    return _PATH.sub(lambda found: found[1], message)

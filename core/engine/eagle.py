@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -77,6 +77,13 @@ class UpgradingHead:
             except ExtensionUnavailable as reason:
                 logger.warning("the draft head is computed by torch: %s", reason)
         return self._current.run(step)
+
+
+def at_any_path(config: EngineConfig) -> EngineConfig:
+    """`config` with the bundled model's head named: for other weights of that model, which lie elsewhere."""
+    if config.speculation.method != "eagle":
+        return config
+    return replace(config, speculation=replace(config.speculation, method=f"eagle:{bundled_head_dir()}"))
 
 
 def eagle_source(config: EngineConfig, model: Model, streams: DeviceStreams) -> EagleSource:

@@ -23,6 +23,7 @@ from core.device.streams import DeviceStreams
 from core.engine.adapters.build import adapter_reader
 from core.engine.adapters.loader import Read
 from core.engine.build_pools import Pools
+from core.engine.eagle import at_any_path
 from core.engine.speculation import Speculation, build_source, build_speculation
 from core.errors import ModelLoadError, StartupError
 from core.executor.device_state import DeviceState
@@ -103,6 +104,7 @@ class Renewal:
         drafts = self._serving.speculation
         if drafts is None or config.speculation.method.partition(":")[0] not in READS_THE_MODEL:
             return drafts
+        config = at_any_path(config)
         source = build_source(config, model, self._streams, None)
         if source is None:
             raise StartupError(f"speculative={config.speculation.method} makes no drafts for it")

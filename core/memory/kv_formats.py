@@ -10,4 +10,4 @@ from core.memory.kv_e4m3 import FP8_E4M3
 from core.memory.kv_format import PLAIN, KVFormat
 
 KV_FORMATS: Final[Mapping[str, KVFormat]] = MappingProxyType({each.name: each for each in (PLAIN, FP8_E4M3)})
-"""`core.config.KV_CACHE_DTYPES` has the same names."""
+"""`core.model_config.KV_CACHE_DTYPES` has the same names."""

@@ -17,8 +17,15 @@ class Activity(Enum):
     SERVING = "serving"
     PAUSED = "paused"
     """No step is planned; what runs and waits stays as it is."""
+    REFUSING = "refusing"
+    """Paused, and requests are refused."""
     ASLEEP = "asleep"
     """Paused, and without the memory of its pools. On an accelerator without its weights too."""
+
+    @property
+    def invites(self) -> bool:
+        """Whether new requests are welcome: another replica would have them wait less."""
+        return self in (Activity.SERVING, Activity.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ METHODS: Final[Mapping[str, Permission]] = MappingProxyType(
         **_methods("slipstream.v1.InferenceService", Permission.CALL, _INFERENCE),
         **_methods("slipstream.v1.AdapterService", Permission.CALL, "ListAdapters"),
         **_methods("slipstream.v1.AdapterService", Permission.ADMIN, "LoadAdapter UnloadAdapter"),
+        **_methods("slipstream.v1.ControlService", Permission.ADMIN, "Pause Resume UpdateWeights Sleep Wake"),
         **{name: each for one in _DIALECTS for name, each in _methods(one, Permission.CALL, _DIALECT).items()},
         **{
             name: each

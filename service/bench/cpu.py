@@ -17,7 +17,7 @@ from typing import Any
 import click
 import torch
 
-from core.config import QUANTIZATIONS
+from core.model_config import QUANTIZATIONS
 from service.bench.contenders import CONTENDERS
 from service.bench.families import Plan, as_json, measure_families
 from service.bench.family_shapes import FAMILY_SHAPES

@@ -24,8 +24,9 @@ import torch
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.device.streams import DeviceStreams, resolve_device
-from core.engine.async_engine import AsyncEngine, BuiltEngine
+from core.engine.async_engine import AsyncEngine
 from core.engine.build import assemble
+from core.engine.built_engine import BuiltEngine
 from core.engine.random_model import as_model, let_go, random_module
 from core.memory.kv_pool import KVPool
 from core.models.base import Model

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
-from core.engine.async_engine import AsyncEngine, BuiltEngine
+from core.engine.async_engine import AsyncEngine
 from core.engine.build import assemble, build_engine
+from core.engine.built_engine import BuiltEngine
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from core.config import EngineConfig, ExecutorConfig, GrammarConfig, MemoryConfig, ModelConfig, SchedulerConfig
-from core.engine.async_engine import AsyncEngine, BuiltEngine
+from core.engine.async_engine import AsyncEngine
 from core.engine.build import assemble
+from core.engine.built_engine import BuiltEngine
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.errors import ModelLoadError
 from service.checkpoints.files import check_model
 from service.checkpoints.model_name import hub_model
 
@@ -20,6 +22,18 @@ def fetching(build: EngineBuilder) -> EngineBuilder:
         return build(fetched(config, progress), progress)
 
     return fetch_and_build
+
+
+def fetch(name: str) -> Path:
+    """The directory of the hub's model `name`, fetched if it is not there. Raises ModelLoadError; blocks."""
+    from service.checkpoints.download import download
+
+    model = hub_model(name)
+    if model is None:
+        raise ModelLoadError("must be ORG/NAME or ORG/NAME@REVISION")
+    directory = download(model, None)
+    check_model(directory)
+    return directory
 
 
 def fetched(config: EngineConfig, progress: Progress | None) -> EngineConfig:

@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("service.cli.commands.check:check", "Say how a model would be served here, without serving it."),
     "embed": ("service.cli.commands.embed:embed", "Print the vector of a text."),
     "adapters": ("service.cli.commands.adapters:adapters", "List, load and unload LoRA adapters of a running server."),
+    "control": ("service.cli.commands.control:control", "Pause a running server, change its weights, have it sleep."),
     "health": ("service.cli.commands.health:health", "Ask whether a server is ready; the exit code says it."),
     "trace": ("service.cli.commands.trace:trace", "Record what a running server's scheduler and device do."),
     "bench": ("service.bench:bench", "Measure the server on this machine."),

@@ -24,6 +24,8 @@ from service.client.client import (
 from service.client.client import (
     Vector as Vector,
 )
+from service.client.control import ControlClient as ControlClient
+from service.client.control import SyncControlClient as SyncControlClient
 from service.client.errors import CallFailed as CallFailed
 from service.client.events import (
     Chunk as Chunk,

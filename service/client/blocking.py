@@ -74,6 +74,10 @@ class SyncSlipstreamClient:
     ) -> None:
         self.close()
 
+    def run(self, call: Callable[[SlipstreamClient], Coroutine[Any, Any, T]]) -> T:
+        """The result of `call` with the client inside, awaited on its own thread: for other services of the server."""
+        return self._calls.run(lambda: call(self._client))
+
     def close(self) -> None:
         """Close the connection. Live calls end with CallFailed (CANCELLED), later ones with ValueError.
 

@@ -43,6 +43,7 @@ class End:
     """The end of one output; `reason` is "stop", "length" or "cancelled".
 
     `draft_tokens` were guessed and checked; `accepted_draft_tokens` of the `completion_tokens` were guessed.
+    `started_version` names the weights that served when the stream began, `weight_version` those of the last token.
     """
 
     request_id: str
@@ -54,22 +55,27 @@ class End:
     completion_tokens: int
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    started_version: str = ""
+    weight_version: str = ""
 
 
 async def told(
     responses: AsyncGenerator[Any, None], on_started: Callable[[str], None] | None
 ) -> AsyncGenerator[Chunk | End | PromptChunk, None]:
     """The events of `responses`, which are closed at the end. `on_started` is called with each start's incarnation."""
+    version = ""
     async with aclosing(responses):
         async for response in responses:
-            event = _event(response)
+            event = _event(response, version)
             if event is not None:
                 yield event
-            elif on_started is not None:
+                continue
+            version = response.started.weight_version
+            if on_started is not None:
                 on_started(response.started.incarnation)
 
 
-def _event(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | PromptChunk | None:
+def _event(response: pb.GenerateResponse | pb.AttachResponse, started_version: str) -> Chunk | End | PromptChunk | None:
     kind = response.WhichOneof("event")
     if kind == "delta":
         delta = response.delta
@@ -90,6 +96,8 @@ def _event(response: pb.GenerateResponse | pb.AttachResponse) -> Chunk | End | P
             end.usage.completion_tokens,
             end.usage.draft_tokens,
             end.usage.accepted_draft_tokens,
+            started_version,
+            end.weight_version,
         )
     if kind == "prompt_logprobs":
         of_prompt = response.prompt_logprobs  # type: ignore[union-attr]  # of GenerateResponse alone

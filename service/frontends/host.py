@@ -12,6 +12,7 @@ from typing import Any, cast
 from core import buggify
 from core.engine.api import EmbedCall, Engine, OutputStream, PolledStream
 from core.errors import RequestFailed, SlipstreamError
+from core.types.control import WeightSource
 from core.types.io import Delta, EmbedRequest, Finished, GenerateRequest, OutputEvent
 from core.types.plain import to_plain
 from service.calls.desk import ResumedStream, TenantDesk
@@ -153,6 +154,22 @@ class FrontEndHost:
 
     async def _unload_adapter(self, _number: int, value: dict[str, Any]) -> int:
         return await answered(self._engine.unload_adapter(value["name"]))
+
+    async def _pause(self, _number: int, value: dict[str, Any]) -> int:
+        return await self._engine.control.pause(ends=value["ends"])
+
+    async def _resume(self, _number: int, _value: dict[str, Any]) -> None:
+        await self._engine.control.resume()
+
+    async def _update_weights(self, _number: int, value: dict[str, Any]) -> Any:
+        source = from_plain(WeightSource, value["source"])
+        return to_plain(await self._engine.control.update_weights(source, value["version"]))
+
+    async def _sleep(self, _number: int, _value: dict[str, Any]) -> Any:
+        return to_plain(await self._engine.control.sleep())
+
+    async def _wake(self, _number: int, _value: dict[str, Any]) -> None:
+        await self._engine.control.wake()
 
     async def _list_adapters(self, _number: int, _value: dict[str, Any]) -> Any:
         return to_plain(await answered(self._engine.list_adapters()))
@@ -298,6 +315,11 @@ _METHODS: dict[str, _Method] = {
     "load_adapter": FrontEndHost._load_adapter,
     "unload_adapter": FrontEndHost._unload_adapter,
     "list_adapters": FrontEndHost._list_adapters,
+    "pause": FrontEndHost._pause,
+    "resume": FrontEndHost._resume,
+    "update_weights": FrontEndHost._update_weights,
+    "sleep": FrontEndHost._sleep,
+    "wake": FrontEndHost._wake,
     "tenant_load": FrontEndHost._tenant_load,
     "flush_prefixes": FrontEndHost._flush_prefixes,
     "watch_prefixes": FrontEndHost._watch_prefixes,

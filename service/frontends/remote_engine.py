@@ -18,6 +18,7 @@ from core.types.plain import to_plain
 from core.types.stats import EngineStats
 from service.frontends.events import read_events
 from service.frontends.plain_json import UNREADABLE, error_from_plain, from_plain, vectors_from_plain
+from service.frontends.remote_control import RemoteControl
 from service.frontends.remote_prefixes import RemotePrefixes
 from service.frontends.remote_stream import RemoteReader, RemoteStream
 from service.frontends.wire import Kind, Link, WireError, pack, pack_json
@@ -62,6 +63,7 @@ class RemoteEngine:
         self._stats = EngineStats()
         self._live = 0
         self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
+        self.control = RemoteControl(self.call)
         self._number = 0
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._streams: dict[int, RemoteStream] = {}
@@ -253,6 +255,7 @@ class RemoteEngine:
         elif kind is Kind.STATE:
             self._state, self._live = EngineState(value["state"]), value["live"]
             self._stats = from_plain(EngineStats, value["stats"])
+            self.control.heard(self._stats.activity)
             if value["draining"]:
                 self.draining.set()
             if value["leaving"]:

@@ -67,6 +67,8 @@ class ModelFacts:
     pad_token_id: int
     default_sampling: str
     """JSON object of the checkpoint's own sampling defaults; empty if it has none."""
+    weight_version: str
+    """Name of the weights that are served."""
 
 
 @dataclass(frozen=True, slots=True)

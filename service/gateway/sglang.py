@@ -13,7 +13,7 @@ from core.types.io import EmbedRequest, GenerateRequest, ModelInfo, TokenLogprob
 from core.types.sampling_params import MAX_PROMPT_LOGPROBS
 from service.gateway import reading
 from service.gateway.answers import Answers
-from service.gateway.dialect import Asked, Load, ServerFacts
+from service.gateway.dialect import Asked, Load, ModelFacts, ServerFacts
 from service.gateway.reading import IDS, PARAMS
 
 SAMPLING: Mapping[str, str] = {
@@ -161,6 +161,12 @@ class SglangDialect(Answers):
     def abort_response(self, found: bool) -> pb.AbortResponse:
         """The response, which says whether the request was live."""
         return pb.AbortResponse(success=found, message="" if found else "no live request of this caller has this id")
+
+    def model_info(self, facts: ModelFacts) -> pb.GetModelInfoResponse:
+        """The response, with the name of the weights too."""
+        response: pb.GetModelInfoResponse = super().model_info(facts)
+        response.weight_version = facts.weight_version
+        return response
 
     def server_info(self, facts: ServerFacts) -> pb.GetServerInfoResponse:
         """The response, with `server_args` under SGLang's names."""

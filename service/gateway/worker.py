@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from core.engine.api import Engine
+from core.types.control import Activity
 from core.types.io import ModelInfo
 from core.types.sampling_params import SamplingParams
 from service.calls.open_calls import OpenCalls
@@ -61,6 +62,7 @@ class Worker:
             model_type=str(checkpoint.get("model_type", "")),
             pad_token_id=pad if isinstance(pad, int) and 0 <= pad < 2**31 else 0,
             default_sampling=default_sampling(info.default_sampling),
+            weight_version=self._handle.stats.weight_version,
         )
 
     async def live_requests(self) -> int:
@@ -73,7 +75,7 @@ class Worker:
         return ServerFacts(
             version=self.version,
             active_requests=await self.live_requests(),
-            paused=self._handle.draining,
+            paused=self._handle.draining or engine.stats.activity is not Activity.SERVING,
             started_at=self._started_at,
             uptime=time.monotonic() - self._started,
             page_size=self._config.engine.memory.page_size,

@@ -54,6 +54,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         **_methods(_INFERENCE, Kind.TEXT, "Tokenize Detokenize"),
         **_methods(_INFERENCE, Kind.FACTS, "GetModelInfo GetServerInfo GetLoad"),
         **_methods("slipstream.v1.AdapterService", Kind.FACTS, "LoadAdapter UnloadAdapter ListAdapters"),
+        **_methods("slipstream.v1.ControlService", Kind.FACTS, "Pause Resume UpdateWeights Sleep Wake"),
         **{
             method: kind
             for dialect in _DIALECTS

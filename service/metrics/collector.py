@@ -16,12 +16,13 @@ from prometheus_client.samples import Exemplar
 from core.engine.api import EngineState
 from core.lanes import PHASES
 from core.machine import memory_share
+from core.types.control import Activity
 from core.types.io import FinishReason
 from core.types.stats import DraftStats, EngineStats, HistogramStats
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
 from service.engine.handle import EngineHandle
-from service.metrics import names, speculation
+from service.metrics import control, names, speculation
 from service.metrics.histograms import HISTOGRAMS
 from service.metrics.metric import Metric
 
@@ -73,6 +74,7 @@ def engine_view(handle: EngineHandle, config: ServerConfig, version: str, fronte
                 names.BUILD_INFO,
                 (version, *((info.name, info.dtype, info.architecture, info.quantization) if info else ("",) * 4)),
             ),
+            *(((control.WEIGHTS_INFO, (stats.weight_version,)),) if stats.weight_version else ()),
             (names.CONFIG_INFO, tuple(str(value).lower() for value in settings.values())),
         ),
     )
@@ -100,6 +102,8 @@ class EngineCollector(Collector):
         stats = view.stats
         yield from _pools(stats)
         yield from (_single(metric, getattr(stats, metric.field)) for metric in names.SNAPSHOT)
+        yield from (_single(metric, getattr(stats, metric.field)) for metric in control.SINGLES)
+        yield _labelled(control.ACTIVITY, {each.value: float(each is stats.activity) for each in Activity})
         yield from _drafts(stats.drafts or DraftStats())
         yield from (_single(metric, value) for metric, value in view.singles)
         yield _single(names.KV_CACHE_USAGE, kv_usage(stats))
@@ -108,7 +112,7 @@ class EngineCollector(Collector):
         yield _labelled(names.PHASE_SECONDS, dict.fromkeys(PHASES, 0.0) | stats.phase_seconds)
         yield _labelled(names.ASSERT_FAILURES, stats.assert_failures)
         yield _labelled(names.REQUESTS_FINISHED, dict.fromkeys(_ALWAYS_FINISHED, 0) | stats.finished)
-        yield _single(names.READY, float(view.state is EngineState.READY))
+        yield _single(names.READY, float(view.state is EngineState.READY and stats.activity.invites))
         yield _single(names.DRAINING, float(view.state is EngineState.DRAINING))
         for metric, labels in view.infos:
             info = _family(metric)

@@ -5,7 +5,7 @@ Counters are named here without `_total`; the client library adds it. Units are 
 
 from __future__ import annotations
 
-from service.metrics import speculation
+from service.metrics import control, speculation
 from service.metrics.histograms import HISTOGRAMS
 from service.metrics.metric import Metric
 
@@ -300,6 +300,9 @@ ALL: tuple[Metric, ...] = (
     KV_CACHE_USAGE,
     CACHE_CONFIG_INFO,
     *SNAPSHOT,
+    control.ACTIVITY,
+    control.WEIGHTS_INFO,
+    *control.SINGLES,
     *speculation.SINGLES,
     *speculation.BY_POSITION,
     speculation.ACCEPTANCE_LENGTH,

@@ -25,12 +25,14 @@ from core.errors import (
     AdapterExists,
     AdapterNotFound,
     AdaptersOff,
+    Asleep,
     DeadlinePassed,
     Draining,
     DuplicateRequest,
     EngineDead,
     InvalidRequest,
     Overloaded,
+    Paused,
     QueueTimeout,
     RequestAborted,
     RequestFailed,
@@ -100,6 +102,8 @@ CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     StreamTakenOver: grpc.StatusCode.ABORTED,
     PositionTooOld: grpc.StatusCode.OUT_OF_RANGE,
     PositionAhead: grpc.StatusCode.OUT_OF_RANGE,
+    Paused: grpc.StatusCode.UNAVAILABLE,
+    Asleep: grpc.StatusCode.FAILED_PRECONDITION,
     Unsupported: grpc.StatusCode.UNIMPLEMENTED,
 }
 """StartupError is absent on purpose: its text is for the operator and may hold a path."""

@@ -6,6 +6,8 @@ import asyncio
 import logging
 
 from core.engine.api import Engine
+from service.checkpoints.fetching import fetch
+from service.checkpoints.model_name import hub_model
 from service.config.server_config import ServerConfig
 from service.engine.builder import EngineBuilder, Progress, in_daemon_thread
 from service.engine.handle import EngineHandle
@@ -46,6 +48,9 @@ class ServedEngine:
         config = self._config.engine_config()
         built = await in_daemon_thread(lambda: self._build(config, self._progress))
         self._handle.engine = engine = await built.start()
+        if hub_model(config.model.path) is not None:
+            # The operator trusts this hub with the model, so its other revisions may be asked for by name.
+            engine.control.fetch_by(fetch)
         return engine
 
     async def drain(self, grace: float) -> int:

@@ -31,7 +31,14 @@ from service.limits.call_gate import CallGate
 from service.limits.memory_gate import MemoryGate, MemoryWatch
 from service.limits.request_reads import RequestReads
 from service.metrics.rpc import RpcMetrics
-from service.pb.slipstream.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc
+from service.pb.slipstream.v1 import (
+    adapters_pb2,
+    adapters_pb2_grpc,
+    control_pb2,
+    control_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+)
 from service.process.version import installed_version
 from service.rpc.channel_options import server_options
 from service.rpc.interceptors import AroundInterceptor, HandlerTracker, count_calls, errors_to_statuses
@@ -41,6 +48,7 @@ from service.server.metrics_port import MetricsPort
 from service.server.served_engine import DRAIN_MARGIN_SECONDS, ServedEngine
 from service.server.startup_checks import check
 from service.servicers.adapters import AdapterServicer
+from service.servicers.control import ControlServicer
 from service.servicers.health import LIVENESS, READINESS, HealthServicer
 from service.servicers.inference import InferenceServicer
 from service.tracing.endpoint import otlp_endpoint
@@ -102,6 +110,8 @@ class Server:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         adapters = AdapterServicer(self.handle)
         adapters_pb2_grpc.add_AdapterServiceServicer_to_server(adapters, server)  # type: ignore[no-untyped-call]
+        control = ControlServicer(self.handle)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(control, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         self._gateway = gateway_of(self.config, calls, self._version)
         if self._gateway is not None:
@@ -110,7 +120,7 @@ class Server:
             services = [
                 *(
                     service.full_name
-                    for module in (inference_pb2, adapters_pb2, health_pb2)
+                    for module in (inference_pb2, adapters_pb2, control_pb2, health_pb2)
                     for service in module.DESCRIPTOR.services_by_name.values()
                 ),
                 *(self._gateway.service_names if self._gateway else ()),
@@ -196,8 +206,7 @@ class Server:
             self._desk.follow(engine)
         if self._tracer is not None:
             self._tracer.model = engine.model_info.name
-        # A front end that was started again may load while its server drains.
-        self.health.set(READINESS, not self.handle.draining)
+        engine.control.follow(lambda _: self._tell_readiness())
 
     def refuse_readiness(self) -> None:
         """First step of a drain: report not ready, so that clients send new work elsewhere. Liveness stays true."""
@@ -211,7 +220,14 @@ class Server:
         """
         self.handle.silent = not ready
         self.health.set(LIVENESS, alive)
-        self.health.set(READINESS, ready and self.handle.engine is not None and not self.handle.draining)
+        self._tell_readiness()
+
+    def _tell_readiness(self) -> None:
+        """Ready is a server that has its weights and wants requests. One that draws back never is again."""
+        handle = self.handle
+        engine, leaves = handle.engine, handle.draining or handle.silent
+        # A front end that was started again may load while its server drains.
+        self.health.set(READINESS, engine is not None and not leaves and engine.stats.activity.invites)
 
     def turn_away(self, grace: float) -> None:
         """Second step of a drain: close the port, and have clients leave by GOAWAY. Open calls go on.

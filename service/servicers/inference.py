@@ -176,7 +176,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         """Facts of the process; answers in every state."""
         uptime = time.monotonic() - self._started_at
-        return facts.server_info_response(self._config, self._version, self._handle.state, uptime)
+        engine = self._handle.engine
+        stats = None if engine is None else engine.stats
+        return facts.server_info_response(self._config, self._version, self._handle.state, uptime, stats)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """Load as of the last step. A caller that may not see the load of all gets that of its own requests."""

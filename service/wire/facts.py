@@ -10,6 +10,7 @@ from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats
 from service.config.server_config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.wire.control import ACTIVITIES
 from service.wire.generate import duration
 
 _STATES = {
@@ -68,9 +69,9 @@ def load_response(stats: EngineStats, live_requests: int, token_usage: float) ->
 
 
 def server_info_response(
-    config: ServerConfig, version: str, state: EngineState, uptime: float
+    config: ServerConfig, version: str, state: EngineState, uptime: float, stats: EngineStats | None
 ) -> pb.GetServerInfoResponse:
-    """Facts of the server process; `uptime` in seconds."""
+    """Facts of the server process; `uptime` in seconds. `stats`: None before there is an engine."""
     limit = config.max_request_seconds
     return pb.GetServerInfoResponse(
         version=version,
@@ -86,4 +87,6 @@ def server_info_response(
         prefix_cache=config.engine.memory.prefix_cache,
         schedule_policy=config.engine.scheduler.policy,
         resume_window=duration(config.resume_seconds) if config.resume_seconds else None,
+        weight_version="" if stats is None else stats.weight_version,
+        activity=pb.SERVER_ACTIVITY_UNSPECIFIED if stats is None else ACTIVITIES[stats.activity],
     )

@@ -211,7 +211,9 @@ class ResponseEncoder:
             return self._response(request_id=self.request_id, finished=_finished(event))
         assert isinstance(event, Started)
         self._prompt_tokens = event.prompt_tokens
-        started = pb.Started(prompt_tokens=event.prompt_tokens, incarnation=event.incarnation)
+        started = pb.Started(
+            prompt_tokens=event.prompt_tokens, incarnation=event.incarnation, weight_version=event.weight_version
+        )
         return self._response(request_id=self.request_id, started=started)
 
     def _of_prompt(self, event: Delta) -> Any:
@@ -277,6 +279,7 @@ def _finished(event: Finished) -> pb.Finished:
             first_token=duration(timing.first_token),
             total=duration(timing.total),
         ),
+        weight_version=event.weight_version,
     )
 
 

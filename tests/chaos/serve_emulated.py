@@ -18,7 +18,8 @@ import torch
 
 from core.config import EngineConfig
 from core.engine import build
-from core.engine.async_engine import AsyncEngine, BuiltEngine
+from core.engine.async_engine import AsyncEngine
+from core.engine.built_engine import BuiltEngine
 from core.invariants import InvariantViolation
 from core.relay.compiled import Entered
 from core.relay.future_map import FutureMap

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from core.engine.async_engine import AsyncEngine, BuiltEngine
+from core.engine.async_engine import AsyncEngine
+from core.engine.built_engine import BuiltEngine
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.client import Chunk, End, SlipstreamClient

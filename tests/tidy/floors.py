@@ -15,6 +15,7 @@ from tests.tidy.source import Source
 FLOORS = {
     "core.types": 0,
     "core.config": 0,
+    "core.model_config": 0,
     "core.setting": 0,
     "core.errors": 0,
     "core.invariants": 0,
@@ -80,6 +81,7 @@ OUTSIDE_CORE = (
 NO_TORCH = (
     "core.types",
     "core.config",
+    "core.model_config",
     "core.setting",
     "core.errors",
     "core.invariants",
@@ -100,7 +102,16 @@ DOORS = (
 )
 
 SERVICE_SEES = (
-    *("core.engine", "core.types", "core.config", "core.setting", "core.errors", "core.buggify", "core.machine"),
+    *(
+        "core.engine",
+        "core.types",
+        "core.config",
+        "core.model_config",
+        "core.setting",
+        "core.errors",
+        "core.buggify",
+        "core.machine",
+    ),
     *("core.lanes", "core.models.bundled"),
 )
 KNOWS_MESSAGES = (

@@ -43,7 +43,7 @@ def test_names_that_clients_rely_on() -> None:
     assert fields["GenerateResponse"] == {"request_id", "started", "delta", "finished", "prompt_logprobs"}
     assert fields["AttachResponse"] == fields["GenerateResponse"] - {"prompt_logprobs"}
     assert fields["AttachRequest"] == {"request_id", "positions", "incarnation"}
-    assert fields["Started"] == {"prompt_tokens", "incarnation"}
+    assert fields["Started"] == {"prompt_tokens", "incarnation", "weight_version"}
     assert fields["AttachPosition"] == {"index", "tokens", "text_bytes", "finished"}
     assert fields["Delta"] == {"index", "position", "token_ids", "text", "logprobs"}
     assert fields["Finished"] == {"index", "reason", "matched_stop", "usage", "timing"}

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from core.engine.async_engine import AsyncEngine, BuiltEngine
+from core.engine.async_engine import AsyncEngine
+from core.engine.built_engine import BuiltEngine
 from core.models.bundled import bundled_model_dir
 from core.text.tokenizer import Tokenizer
 from service.client import SlipstreamClient

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
-from core.engine.async_engine import BuiltEngine
 from core.engine.build import assemble
+from core.engine.built_engine import BuiltEngine
 from core.text.tokenizer import Tokenizer
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
 

@@ -43,6 +43,7 @@ from core.types.io import (
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, PoolStats
 from tests.support.fakes.adapter_shelf import AdapterShelf
+from tests.support.fakes.fake_control import FakeControl
 from tests.support.fakes.fake_prefixes import FakePrefixes
 from tests.support.fakes.figures import FIGURES
 
@@ -119,7 +120,9 @@ class FakeStream:
     async def __anext__(self) -> OutputEvent:
         if not self._started:
             self._started = True
-            return Started(self.request_id, len(self.request.token_ids or (1, 2, 3)))
+            return Started(
+                self.request_id, len(self.request.token_ids or (1, 2, 3)), weight_version=self._engine.control.version
+            )
         try:
             event = await self._next()
         except BaseException:
@@ -210,7 +213,7 @@ class FakeEngine(AdapterShelf):
         self.state, self.stopped = EngineState.STARTING, 0
         self.streams: list[FakeStream] = []
         self.embedded: list[EmbedRequest] = []
-        self.prefixes = FakePrefixes()
+        self.prefixes, self.control = FakePrefixes(), FakeControl()
         self.opened = asyncio.Condition()
         self._live: dict[str, FakeStream] = {}
         self._idle = asyncio.Event()
@@ -226,8 +229,9 @@ class FakeEngine(AdapterShelf):
     @property
     def stats(self) -> EngineStats:
         """`FIGURES`, and how many streams are live."""
-        live = len(self._live)
-        return replace(FIGURES, pools=(PoolStats("req", 64, live), *FIGURES.pools), running=live)
+        live, control = len(self._live), self.control
+        told = {"activity": control.activity, "weight_version": control.version}
+        return replace(FIGURES, pools=(PoolStats("req", 64, live), *FIGURES.pools), running=live, **told)
 
     @property
     def live_requests(self) -> int:

@@ -17,6 +17,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
 
+class ServerActivity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SERVER_ACTIVITY_UNSPECIFIED: _ClassVar[ServerActivity]
+    SERVER_ACTIVITY_SERVING: _ClassVar[ServerActivity]
+    SERVER_ACTIVITY_PAUSED: _ClassVar[ServerActivity]
+    SERVER_ACTIVITY_REFUSING: _ClassVar[ServerActivity]
+    SERVER_ACTIVITY_ASLEEP: _ClassVar[ServerActivity]
+
 class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SERVER_STATE_UNSPECIFIED: _ClassVar[ServerState]
@@ -36,6 +44,11 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+SERVER_ACTIVITY_UNSPECIFIED: ServerActivity
+SERVER_ACTIVITY_SERVING: ServerActivity
+SERVER_ACTIVITY_PAUSED: ServerActivity
+SERVER_ACTIVITY_REFUSING: ServerActivity
+SERVER_ACTIVITY_ASLEEP: ServerActivity
 SERVER_STATE_UNSPECIFIED: ServerState
 SERVER_STATE_STARTING: ServerState
 SERVER_STATE_READY: ServerState
@@ -235,12 +248,14 @@ class AttachResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("prompt_tokens", "incarnation")
+    __slots__ = ("prompt_tokens", "incarnation", "weight_version")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     incarnation: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    weight_version: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., incarnation: _Optional[str] = ..., weight_version: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("index", "position", "token_ids", "text", "logprobs")
@@ -277,18 +292,20 @@ class TopLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("index", "reason", "matched_stop", "usage", "timing")
+    __slots__ = ("index", "reason", "matched_stop", "usage", "timing", "weight_version")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     index: int
     reason: FinishReason
     matched_stop: MatchedStop
     usage: Usage
     timing: Timing
-    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[_Union[MatchedStop, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+    weight_version: str
+    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[_Union[MatchedStop, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., weight_version: _Optional[str] = ...) -> None: ...
 
 class MatchedStop(_message.Message):
     __slots__ = ("text", "token_id")
@@ -401,7 +418,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "state", "uptime", "max_running_requests", "max_queued_requests", "max_concurrent_requests", "max_request_duration", "max_receive_bytes", "page_size", "overlap", "prefix_cache", "schedule_policy", "resume_window")
+    __slots__ = ("version", "state", "uptime", "max_running_requests", "max_queued_requests", "max_concurrent_requests", "max_request_duration", "max_receive_bytes", "page_size", "overlap", "prefix_cache", "schedule_policy", "resume_window", "weight_version", "activity")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
@@ -415,6 +432,8 @@ class GetServerInfoResponse(_message.Message):
     PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_POLICY_FIELD_NUMBER: _ClassVar[int]
     RESUME_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     version: str
     state: ServerState
     uptime: _duration_pb2.Duration
@@ -428,7 +447,9 @@ class GetServerInfoResponse(_message.Message):
     prefix_cache: str
     schedule_policy: str
     resume_window: _duration_pb2.Duration
-    def __init__(self, version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_running_requests: _Optional[int] = ..., max_queued_requests: _Optional[int] = ..., max_concurrent_requests: _Optional[int] = ..., max_request_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_receive_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., overlap: _Optional[bool] = ..., prefix_cache: _Optional[str] = ..., schedule_policy: _Optional[str] = ..., resume_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    weight_version: str
+    activity: ServerActivity
+    def __init__(self, version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_running_requests: _Optional[int] = ..., max_queued_requests: _Optional[int] = ..., max_concurrent_requests: _Optional[int] = ..., max_request_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_receive_bytes: _Optional[int] = ..., page_size: _Optional[int] = ..., overlap: _Optional[bool] = ..., prefix_cache: _Optional[str] = ..., schedule_policy: _Optional[str] = ..., resume_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., weight_version: _Optional[str] = ..., activity: _Optional[_Union[ServerActivity, str]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ()

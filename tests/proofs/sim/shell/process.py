@@ -16,7 +16,8 @@ from core.config import EngineConfig, ExecutorConfig, GrammarConfig, MemoryConfi
 from core.engine import off_loop, wakeup
 from core.engine.adapters.loader import AdapterLoader
 from core.engine.adapters.table import AdapterTable
-from core.engine.async_engine import AsyncEngine, BuiltEngine
+from core.engine.async_engine import AsyncEngine
+from core.engine.built_engine import BuiltEngine
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.executor.interface import Executor

@@ -9,8 +9,8 @@ import torch
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.device.streams import DeviceStreams
-from core.engine.async_engine import BuiltEngine
 from core.engine.build import assemble
+from core.engine.built_engine import BuiltEngine
 from core.engine.speculation import Speculation
 from core.text.tokenizer import Tokenizer
 from core.types.io import Delta, Finished, GenerateRequest

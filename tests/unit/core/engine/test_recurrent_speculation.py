@@ -11,9 +11,9 @@ import torch
 
 from core.config import EngineConfig, ExecutorConfig, MemoryConfig, ModelConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
-from core.engine.async_engine import BuiltEngine
 from core.engine.build import assemble
 from core.engine.build_pools import DRAFTING_ROWS, build_pools
+from core.engine.built_engine import BuiltEngine
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_slots import NAME, StateSlots
 from core.models.base import Model

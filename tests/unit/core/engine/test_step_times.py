@@ -11,8 +11,8 @@ import torch
 from core.batch.forward_batch import ForwardBatch
 from core.config import EngineConfig, ModelConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
-from core.engine.async_engine import BuiltEngine
 from core.engine.build import assemble
+from core.engine.built_engine import BuiltEngine
 from core.errors import ConfigError, StartupError
 from core.executor.step import StepRunner
 from core.models.base import Model

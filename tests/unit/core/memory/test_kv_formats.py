@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.config import KV_CACHE_DTYPES, MemoryConfig
+from core.config import MemoryConfig
 from core.memory.kv_e4m3 import FP8_E4M3, decode, encode
 from core.memory.kv_format import PLAIN
 from core.memory.kv_formats import KV_FORMATS
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.sizing import num_pages
+from core.model_config import KV_CACHE_DTYPES
 
 CPU = torch.device("cpu")
 LAYERS = (KVLayerSpec(0, 2, 16, 16), KVLayerSpec(3, 1, 24, 16, v_in_k=True))

@@ -1,0 +1,83 @@
+"""Which checkpoint is served, and how it is held: one part of `core.config`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.errors import ConfigError
+from core.setting import check_settings, setting
+from core.types.control import WEIGHT_VERSION
+
+DTYPES = ("auto", "float32", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
+QUANTIZED_WEIGHTS = ("compressed", "dense")
+NATIVE = ("auto", "wait", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which checkpoint, and how it is held. `context_length=None` takes the checkpoint's own."""
+
+    path: str = setting(
+        "",
+        "Model",
+        "Checkpoint directory in Hugging Face format, or ORG/NAME[@REVISION] of the hub, fetched at the start; unset: "
+        "the bundled model.",
+        flag="model",
+        metavar="DIR|ORG/NAME",
+    )
+    dtype: str = setting(
+        "auto", "Model", "Type of weights, and of the cache unless kv_cache_dtype says otherwise.", choices=DTYPES
+    )
+    context_length: int | None = setting(
+        None, "Model", "Most tokens of prompt and output together; unset: the checkpoint's own.", low=2
+    )
+    served_name: str | None = setting(
+        None,
+        "Model",
+        "Name that clients see; unset: the directory's name, ORG/NAME, or slipstream-bundled.",
+        flag="served_model_name",
+    )
+    quantization: str = setting(
+        "none",
+        "Model",
+        "Quantise plain weights while they are loaded: int8 with a scale per output, int4 in groups of 128, fp8 with "
+        "activations too (for GPUs), or none.",
+        choices=QUANTIZATIONS,
+    )
+    quantized_weights: str = setting(
+        "compressed",
+        "Model",
+        "Weights of quantised checkpoints: compressed (less memory) or dense (faster steps without native code).",
+        choices=QUANTIZED_WEIGHTS,
+    )
+    """`compressed` keeps them packed and has every call unpack them; `dense` unpacks them at load."""
+    native: str = setting(
+        "auto",
+        "Model",
+        "Compiled code for dense models on the CPU: compile it beside serving (auto), before (wait), or never (off).",
+        choices=NATIVE,
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "Model",
+        "How keys and values are cached: as they are computed (auto), or in eight bits with a scale for each token and "
+        "head (fp8_e4m3), so that the same memory holds nearly twice as many tokens of a bfloat16 model.",
+        choices=KV_CACHE_DTYPES,
+    )
+    """A name of `core.memory.kv_formats`."""
+    weights_dir: str | None = setting(
+        None,
+        "Model",
+        "Directory below which UpdateWeights may read other weights of the model while serving; unset: none are read.",
+        metavar="DIR",
+    )
+    weight_version: str = setting(
+        "default", "Model", "Name of the weights that are served first, told with every stream.", metavar="NAME"
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not WEIGHT_VERSION.fullmatch(self.weight_version):
+            raise ConfigError("weight_version: must be 1 to 128 characters of A-Z a-z 0-9 . _ : / @ + -")
