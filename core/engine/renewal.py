@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Final
 
@@ -63,11 +63,10 @@ class Renewal:
         pools: Pools,
         code: HostCode,
         serving: Loaded,
-        load: Callable[..., Model] = load_model,
     ) -> None:
-        """`serving`: what the engine begins with. `load`: as `load_model`; tests bring their own."""
+        """`serving`: what the engine begins with."""
         self._config, self._streams, self._pools, self._code = config, streams, pools, code
-        self._serving, self._load = serving, load
+        self._serving = serving
         self._state: DeviceState | None = None
         self._given_back: tuple[GivenBack, ...] = ()
 
@@ -91,13 +90,19 @@ class Renewal:
         device = self._streams.device
         # As at the start of the engine: the number is kept for each thread.
         torch.set_num_threads(config.executor.threads())
-        model = self._load(config.model, device, keeps_modules=keeps_modules(config))
-        if (reason := why_not_in_place(self._serving.model.spec, model.spec)) is not None:
+        model = load_model(config.model, device, keeps_modules=keeps_modules(config))
+        reason = why_not_in_place(self._serving.model.spec, model.spec) or self._why_not_adapted(model)
+        if reason is not None:
             raise ModelLoadError(f"it does not fit the model that is served: {reason}")
         attention = build_attention(config.executor.attention_backend, device)
         prove_attention(model, attention)
         prove_codes(model, attention, KV_FORMATS[config.model.kv_cache_dtype])
         return Loaded(model, self._speculation(config, model))
+
+    def _why_not_adapted(self, model: Model) -> str | None:
+        """Why the adapters that there are, or may come, have no place in it; None where they have."""
+        adapters = self._pools.companions.get(LORA)
+        return adapters.why_not_over(module_of(model)) if isinstance(adapters, AdapterSlots) else None
 
     def _speculation(self, config: EngineConfig, model: Model) -> Speculation | None:
         """What drafts now, or made anew where it reads the model."""
@@ -194,14 +199,14 @@ def why_not_in_place(serving: ModelSpec, loaded: ModelSpec) -> str | None:
     """What differs that pools, sampler or scheduler are built for; None where `loaded` can take the place."""
     for field in dataclasses.fields(ModelSpec):
         has, brings = getattr(serving, field.name), getattr(loaded, field.name)
-        if field.name not in OWN and has != brings:
-            return f"its {field.name} is {_told(brings)}, and here it is {_told(has)}"
+        if field.name in OWN or has == brings:
+            continue
+        if isinstance(has, tuple) and isinstance(brings, tuple) and has and brings and is_dataclass(has[0]):
+            if len(has) != len(brings):
+                return f"it has {len(brings)} {field.name}, the served one {len(has)}"
+            has, brings = next((a, b) for a, b in zip(has, brings, strict=True) if a != b)
+        return f"its {field.name} differs: {brings}, where the served one has {has}"
     return None
-
-
-def _told(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _moved(companions: Mapping[str, DeviceCompanion], model: Model) -> Mapping[str, DeviceCompanion]:
@@ -209,9 +214,14 @@ def _moved(companions: Mapping[str, DeviceCompanion], model: Model) -> Mapping[s
     adapters = companions.get(LORA)
     if adapters is None:
         return companions
-    module = getattr(model, "module", None)
-    assert isinstance(adapters, AdapterSlots) and module is not None, "adapters hook modules"
-    return {**companions, LORA: adapters.over(module)}
+    assert isinstance(adapters, AdapterSlots), type(adapters)
+    return {**companions, LORA: adapters.over(module_of(model))}
+
+
+def module_of(model: Model) -> torch.nn.Module:
+    """The modules of a model that adapters hook."""
+    module: torch.nn.Module = model.module  # type: ignore[attr-defined]  # of models that go through transformers
+    return module
 
 
 def release_garbage(device: torch.device) -> None:

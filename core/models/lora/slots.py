@@ -101,6 +101,15 @@ class AdapterSlots:
         """By layer: how many of the step's tokens it has seen. Linear layers inside recurrent mixers are called for one
         request after another, in the order of the packed row; every other layer sees all tokens at once."""
 
+    def why_not_over(self, model: torch.nn.Module) -> str | None:
+        """Why `over` cannot be called with `model`, as a sentence; None if it can."""
+        found = {n: m.weight.shape for n, m in model.named_modules() if type(m) is torch.nn.Linear}
+        for name, linear in self._linears.items():
+            if found.get(name) != linear.weight.shape:
+                brings = tuple(found.get(name, ())) or "no such matrix"
+                return f"its {name} is {brings}, where adapters have {tuple(linear.weight.shape)}"
+        return None
+
     def over(self, model: torch.nn.Module) -> AdapterSlots:
         """The same adapters over another tree of the same modules. Leaves no hook on the tree of before."""
         self._hook_layers(frozenset())

@@ -12,9 +12,11 @@ import torch
 
 from core.batch.forward_batch import ForwardBatch
 from core.config import EngineConfig
+from core.engine.api import EngineState
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import assemble
 from core.text.tokenizer import Tokenizer
+from core.types.control import Activity
 from core.types.io import Delta, Finished, GenerateRequest, Started
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
@@ -38,7 +40,9 @@ class HookedModel(EmulatedModel):
 
 
 @asynccontextmanager
-async def running(tokenizer: Tokenizer, model: HookedModel | None = None, **changes: Any) -> AsyncIterator[AsyncEngine]:
+async def running(
+    tokenizer: Tokenizer, model: HookedModel | None = None, /, **changes: Any
+) -> AsyncIterator[AsyncEngine]:
     """A started engine; `changes` replace fields of the engine's config or of its floors."""
     model = model or HookedModel(tokenizer)
     config = _changed(emulated_config(rows=8, max_total_tokens=2048), changes)
@@ -94,3 +98,7 @@ async def last(stream: Any) -> Finished:
 def assert_opened(gate: threading.Event) -> None:
     """Hold the device until the test lets it go."""
     assert gate.wait(30)
+
+
+def assert_serves(engine: AsyncEngine, activity: Activity = Activity.SERVING) -> None:
+    assert engine.state is EngineState.READY and engine.stats.activity is activity
