@@ -27,7 +27,7 @@ def ends_streams(request: pb.PauseRequest) -> bool:
 
 def weight_source(request: pb.UpdateWeightsRequest) -> WeightSource:
     """Where the weights are. Raises InvalidRequest where neither is given."""
-    if request.WhichOneof("source") is None:
+    if not (request.path or request.name):
         raise InvalidRequest.of("path", "set `path` or `name`")
     return WeightSource(request.path, request.name)
 

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from core.models.bundled import bundled_model_dir
+from core.types.control import Activity, WeightSource
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, PoolStats
 from service.client import CallFailed, SlipstreamClient
@@ -88,6 +89,19 @@ async def test_the_server_is_described(serve: Serve, spoken: Spoken) -> None:
         assert told.max_total_num_tokens == 100
     else:
         assert (told.block_size, told.max_num_seqs, told.data_parallel_size, told.kv_connector) == (32, 7, 1, "")
+
+
+async def test_gateways_learn_of_pauses_and_weights(serve: Serve, spoken: Spoken) -> None:
+    async with serve(model=BUNDLED) as serving:
+        stub, paused = spoken.stub(serving.client.channel), []
+        for activity in Activity:
+            serving.engine.control.become(activity)
+            paused.append((await stub.GetServerInfo(spoken.pb.GetServerInfoRequest())).is_paused)
+        assert paused == [False, True, True, True]
+        await serving.engine.control.update_weights(WeightSource("x"), "step-1")
+        told = await stub.GetModelInfo(spoken.pb.GetModelInfoRequest())
+    # vLLM's message has no field for it.
+    assert spoken.name == "vllm" or told.weight_version == "step-1"
 
 
 async def test_loads_are_those_of_the_engine(serve: Serve, spoken: Spoken) -> None:
