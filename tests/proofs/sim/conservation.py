@@ -73,7 +73,7 @@ class Conservation(Family):
     def after_step(self) -> None:
         """See the module: `overlap` and `kept_waiting`."""
         device = self.view.device
-        if self._leased():
+        if self._leased() or self.view.scheduler.held:
             return
         if device.in_flight >= (1 if self._late else device.depth):
             return

@@ -23,7 +23,7 @@ class Evictions(Family):
 
     def _watch(self) -> None:
         allocator, cache, hits = self.view.memory.allocator, self.view.memory.cache, self.view.hits
-        evict, alloc = cache.evict, allocator.alloc
+        evict, alloc, clear = cache.evict, allocator.alloc, cache.clear
 
         def evicted(count: int) -> Ints:
             pages = evict(count)
@@ -40,7 +40,14 @@ class Evictions(Family):
                 raise Violation("evicted", f"{gone} pages evicted, {max(0, short)} are short of {count}")
             return alloc(count)
 
-        cache.evict, allocator.alloc = evicted, allocated  # type: ignore[method-assign]
+        def cleared(tenant: str | None = None) -> Ints:
+            # All is given up with what computed it, not for an allocation.
+            before = self._evicted
+            pages = clear(tenant)
+            self._evicted = before
+            return pages
+
+        cache.evict, allocator.alloc, cache.clear = evicted, allocated, cleared  # type: ignore[method-assign]
 
     def after_step(self) -> None:
         """What was evicted was evicted for an allocation."""

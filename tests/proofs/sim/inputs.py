@@ -64,7 +64,7 @@ class Inputs:
             adapters = self.adapters = AdapterInputs(scenario.adapters, table, rng, story, hits)
             clients.closed = lambda req: adapters.closed(req.adapter_slot)
         config = SimpleNamespace(scheduler=scenario.config)
-        self._door = cast(AsyncEngine, SimpleNamespace(_scheduler=scheduler, _config=config))
+        self._door = cast(AsyncEngine, SimpleNamespace(_scheduler=scheduler, _config=config, _refusal=None))
         self._prompts: list[list[int]] = [[0]]
         self._arrived = 0
         # Not the generator of the run, so that with one tenant a seed is what it was before there were others.

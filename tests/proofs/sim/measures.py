@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise, repeat
 
+import numpy as np
+
 from core.batch.schedule_batch import ScheduleBatch
 from core.types.stats import EngineStats, HistogramStats, PoolStats
 from tests.proofs.sim.clients import Client
@@ -153,10 +155,12 @@ class Measures(Family):
         return self._sampled - self.view.clients.served - failed
 
     def _compare_pools(self, stats: EngineStats) -> None:
-        """Rows and pages; of a cached page that a row reads, the row is counted."""
+        """Rows and pages; of a cached page that a row reads, the row is counted, and of one that is lent, the lease."""
         memory, scenario = self.view.memory, self.view.scenario
         rows = [client.req.row for client in self.view.seated()]
         used = {page for row in rows for page in memory._pages[row, : memory._count[row]].tolist()}
+        used.update(np.flatnonzero(memory.leases._coming).tolist())
+        used.update(page for node in memory.leases.nodes for each in node.path() for page in each.pages.tolist())
         cached = int(
             tree(memory.cache)._owned[[page for page in range(1, scenario.pages + 1) if page not in used]].sum()
         )

@@ -86,8 +86,8 @@ class Oracles:
     def after_idle_step(self) -> None:
         """The step had nothing to take and planned nothing, and nothing is in flight: then nobody may be waiting."""
         scheduler = self._scheduler
-        if len(self._memory.leases):
-            # What waits for leased pages is woken when their transfer is over.
+        if scheduler.held or len(self._memory.leases):
+            # What waits for leased pages is woken when their transfer is over, what is held when it goes on.
             return
         if len(scheduler.waiting) or len(scheduler.running):
             raise Violation(

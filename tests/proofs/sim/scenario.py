@@ -158,6 +158,8 @@ class Scenario:
     """None where nothing is guessed."""
     transfers: bool = False
     """Whether readers outside the FIFO hold leases. No seed draws it: `test_transfers` adds it to what seeds draw."""
+    standstills: bool = False
+    """Whether steps are held, and all is given up that was computed. `test_standstills` adds it likewise."""
 
     @property
     def slots(self) -> int:

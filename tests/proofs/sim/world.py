@@ -37,6 +37,7 @@ from tests.proofs.sim.real_step import RunnerDevice
 from tests.proofs.sim.reference import EOS, VOCAB
 from tests.proofs.sim.scenario import Scenario
 from tests.proofs.sim.shares import Shares
+from tests.proofs.sim.standstills import Standstills
 from tests.proofs.sim.states import StateTwin
 from tests.proofs.sim.story import Hits, Story, Violation
 from tests.proofs.sim.transfers import Transfers
@@ -116,6 +117,7 @@ class World:
         self._classes = Classes(scenario, self.scheduler, self.hits)
         self._shares = Shares(scenario, self.scheduler, self.hits)
         self._transfers = Transfers(scenario.seed, self.scheduler, self.device, self.hits)
+        self._standstills = Standstills(scenario.seed, self.scheduler, self.clients, self.story, self.hits)
         self._hook_planner()
         self.device.poison.watch(self.scheduler._lifecycle)
         self._hook_condemnation()
@@ -135,6 +137,7 @@ class World:
             plans += 1
             if self.scenario.retract_every and self._open and plans % self.scenario.retract_every == 0:
                 self._force_retraction()
+            self._standstills.planned()
             self._shares.before_plan()
             batch = plan(now, after_idle=after_idle, slow=slow)
             self._shares.after_plan(batch)
@@ -222,6 +225,8 @@ class World:
         due, progress = self.clients.take_due(), self.clients.progress
         self.device.now = self.now
         self.oracles.before_step(self.now)
+        if self.scenario.standstills and self._open:
+            self._standstills.before_step()
         told = self.scenario.transfers and self._open and self._transfers.before_step(self.now, TICK)
         before, flying = (self.device.frees, len(self.scheduler.intake)), self.device.in_flight
         expiry = self.scheduler.next_expiry()
@@ -309,6 +314,7 @@ class World:
         """No more input; everybody ends within the steps that their work takes."""
         self._open = False
         self._transfers.finish()
+        self._standstills.finish()
         self.oracles.begin_to_finish()
         while self.scheduler.has_work:
             self.tick()
