@@ -320,8 +320,8 @@ class AsyncEngine:
             return
         log.critical("the engine died: %s: %s", type(cause).__name__, cause, exc_info=cause)
         self._state = EngineState.DEAD
-        self._fail_streams(error := EngineDead("the engine failed; this server is going away"))
-        self.control.still.close(error)
+        self._fail_streams(EngineDead("the engine failed; this server is going away"))
+        self.control.still.close(EngineDead("the engine failed; this server is going away"))
         if not self._dead.done():
             self._dead.set_result(cause)
         # A last snapshot for the metrics. It comes last, because what it reads may be what is broken.

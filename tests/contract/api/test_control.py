@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from service.client import CallFailed, ControlClient, SlipstreamClient, SyncCont
 from service.pb.slipstream.v1 import control_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2
 from tests.contract.api.test_health import BOTH, LIVES_ONLY, _named, check
+from tests.support.log_lines import LogLines
 from tests.support.servers import Serve, Serving
 
 OPEN = {"unnamed_callers": "all"}
@@ -162,6 +164,15 @@ async def test_only_admins_may_call_any_of_it(serve: Serve, tmp_path: Path) -> N
                     await control.update_weights("")
                 codes[name].append(refused.value.code.name)
     assert codes == {"alice": ["OK"] * 4 + ["INVALID_ARGUMENT"], "bob": ["PERMISSION_DENIED"] * 5}
+
+
+async def test_the_audit_log_says_which_weights(serve: Serve, logged: LogLines) -> None:
+    async with serve(**OPEN) as serving:
+        await ControlClient(serving.client).update_weights("step-1", path="runs/1")
+        await ControlClient(serving.client).update_weights("step-2", name="org/model")
+    told = [json.loads(line.partition(" ")[2]) for line in logged.lines if line.startswith("slipstream.audit ")]
+    assert [(each["path"], each["weights"]) for each in told] == [("runs/1", "step-1"), ("org/model", "step-2")]
+    assert {(each["event"], each["outcome"]) for each in told} == {("act", "OK")}
 
 
 async def test_a_blocking_client_has_it_all(serve: Serve) -> None:

@@ -132,6 +132,7 @@ def test_the_checkpoint_is_the_one_asked_for_and_its_name_its_own() -> None:
         ({"schedule_policy": "sjf"}, "schedule_policy must be one of fcfs, lpm, priority; got 'sjf'"),
         ({"max_pending_tokens": 0}, "max_pending_tokens must be at least 1; got 0"),
         ({"drain_grace": -1.0}, "drain_grace must be at least 0; got -1.0"),
+        ({"weight_version": "step 1"}, "weight_version: must be 1 to 128 characters of A-Z a-z 0-9 . _ : / @ + -"),
         ({"max_encoder_tokens": 8}, "max_encoder_tokens must be at least 16; got 8"),
     ],
 )
