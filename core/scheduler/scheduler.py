@@ -195,8 +195,7 @@ class Scheduler:
         """Plan and submit steps while the executor has room; whether any was submitted."""
         submitted, self._due = False, None
         if self.held:
-            # Time in which there is nothing to compute is no idle time of the device.
-            self._device_idle = self._device_idle or self.executor.in_flight == 0
+            self._nothing_planned()
             return False
         if self._lifecycle.shares.contended:
             self._pace.shared(now)
@@ -207,8 +206,7 @@ class Scheduler:
             batch = self._planner.plan(now, after_idle=self._device_idle, slow=self._pace.is_slow)
             self._phases.done(PLAN, 0 if batch is None else batch.step_id)
             if batch is None:
-                # With no step in flight either, the gap before the next step is no idle time of the device.
-                self._device_idle = self._device_idle or self.executor.in_flight == 0
+                self._nothing_planned()
                 break
             buggify.point("planned")
             self.executor.submit(batch)
@@ -218,6 +216,10 @@ class Scheduler:
             self._device_idle = False
             submitted = True
         return submitted
+
+    def _nothing_planned(self) -> None:
+        # With no step in flight either, the gap before the next step is no idle time of the device.
+        self._device_idle = self._device_idle or self.executor.in_flight == 0
 
     def _end(self, ending: Ending) -> None:
         # A request that has had logits of its own ends as any other, though another output of its prompt was condemned.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from core.errors import ModelLoadError
 from service.checkpoints.files import check_model
-from service.checkpoints.model_name import hub_model
+from service.checkpoints.model_name import HubModel, hub_model
 
 if TYPE_CHECKING:
     from core.config import EngineConfig
@@ -26,14 +26,10 @@ def fetching(build: EngineBuilder) -> EngineBuilder:
 
 def fetch(name: str) -> Path:
     """The directory of the hub's model `name`, fetched if it is not there. Raises ModelLoadError; blocks."""
-    from service.checkpoints.download import download
-
     model = hub_model(name)
     if model is None:
         raise ModelLoadError("must be ORG/NAME or ORG/NAME@REVISION")
-    directory = download(model, None)
-    check_model(directory)
-    return directory
+    return _fetch(model, None)
 
 
 def fetched(config: EngineConfig, progress: Progress | None) -> EngineConfig:
@@ -41,9 +37,14 @@ def fetched(config: EngineConfig, progress: Progress | None) -> EngineConfig:
     model = hub_model(config.model.path)
     if model is None:
         return config
+    directory = _fetch(model, progress)
+    name = config.model.served_name or model.repo
+    return replace(config, model=replace(config.model, path=str(directory), served_name=name))
+
+
+def _fetch(model: HubModel, progress: Progress | None) -> Path:
     from service.checkpoints.download import download
 
     directory = download(model, progress)
     check_model(directory)
-    name = config.model.served_name or model.repo
-    return replace(config, model=replace(config.model, path=str(directory), served_name=name))
+    return directory
