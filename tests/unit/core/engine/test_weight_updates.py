@@ -22,7 +22,7 @@ from core.memory.kv_pool import KVLayerSpec
 from core.models.base import ModelSpec
 from core.text.tokenizer import Tokenizer
 from core.types.control import WeightSource
-from tests.support.until import until
+from tests.support.until import turns, until
 from tests.unit.core.engine.emulation import HookedModel, ask, assert_opened, assert_serves, read, running
 
 SOURCE = WeightSource("new")
@@ -96,8 +96,11 @@ async def test_one_change_at_a_time(
         update = asyncio.create_task(engine.control.update_weights(SOURCE, "step-1"))
         await until(loads.begun.is_set)
         for other in (engine.control.update_weights(SOURCE, "step-2"), engine.control.sleep()):
+            asked = asyncio.ensure_future(other)
+            await turns(50)
+            assert asked.done(), "it does not wait for the first"
             with pytest.raises(Overloaded) as refused:
-                await other
+                await asked
             assert refused.value.reason == CONTROL_BUSY
         loads.gate.set()
         assert (await update).version == "step-1"
@@ -237,7 +240,9 @@ async def test_the_old_weights_go_on_where_new_ones_cannot_be_put_in_place(
         with pytest.raises(RequestFailed, match="the old ones serve on"):
             await engine.control.update_weights(SOURCE, "step-1")
         assert_serves(engine)
-        ids, _, end = await reader
+        await asyncio.wait((reader,))
+        assert reader.exception() is None
+        ids, _, end = reader.result()
         assert ids == expected[0] and end.weight_version == "default"
         assert engine.stats.weight_update_failures == 1 and not loads.model.step
 

@@ -9,7 +9,6 @@ from core.types.control import Activity, WeightSource
 from core.types.plain import to_plain
 from service.frontends.wire import Kind
 from tests.support.fakes.fake_engine import FakeEngine
-from tests.support.until import until
 from tests.unit.service.frontends.test_pair import Pair, paired
 
 
@@ -19,7 +18,7 @@ async def hears(pair: Pair, engine: FakeEngine) -> Activity:
         Kind.STATE,
         {"state": "ready", "live": 0, "draining": False, "leaving": False, "stats": to_plain(engine.stats)},
     )
-    await until(lambda: pair.remote.stats.activity is engine.control.activity)
+    await pair.settle()
     return pair.remote.stats.activity
 
 
