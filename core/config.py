@@ -83,6 +83,9 @@ class ModelConfig:
         choices=KV_CACHE_DTYPES,
     )
     """A name of `core.memory.kv_formats`."""
+    deterministic: bool = setting(
+        False, "Model", "Give a request the same bits in any batch, chunk or prefix; what cannot is refused at start."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
