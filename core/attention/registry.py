@@ -21,7 +21,7 @@ INVARIANT = {"triton": "core.attention.triton.fixed_backend:FixedTritonAttention
 """Name -> what serves in its place where a query must get the same bits in any step."""
 
 
-def build_attention(name: str, device: torch.device, *, invariant: bool = False) -> AttentionBackend:
+def build_attention(name: str, device: torch.device, invariant: bool = False) -> AttentionBackend:
     """A new backend; `auto` takes the best one for `device`. `invariant`: what stands for it in `INVARIANT`, if any.
 
     Raises ConfigError for an unknown name, a missing package, or a device that the backend cannot run on, with the

@@ -182,7 +182,7 @@ def _build_runner(
 
 
 def _build_attention(config: EngineConfig, device: torch.device) -> AttentionBackend:
-    return build_attention(config.executor.attention_backend, device, invariant=config.model.deterministic)
+    return build_attention(config.executor.attention_backend, device, config.model.deterministic)
 
 
 def _build_arena(tier: HostTier, kv: KVPool, streams: DeviceStreams) -> HostArena:

@@ -86,6 +86,6 @@ def prove_deterministic(config: EngineConfig, model: Model, attention: Attention
         what = "an encoder-decoder" if model.spec.encoder is not None else "computed by the modules of transformers"
         raise ConfigError(
             f"deterministic is not possible: {model.spec.architecture} is {what} here, whose sums go by the batch "
-            "(slipstream check says why no compiled code computes it); serve it without --deterministic"
+            "(slipstream check without --deterministic tells more); serve it without"
         )
     prove_invariance(model, attention, device, KV_FORMATS[config.model.kv_cache_dtype])

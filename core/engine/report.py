@@ -83,9 +83,9 @@ def report(config: EngineConfig, progress: Progress | None = None) -> ModelRepor
     native = "wait" if config.model.native == "auto" else config.model.native
     with _remarks() as remarks:
         model = load_model(replace(config.model, native=native), device, progress)
-    if config.model.deterministic:
-        attention = build_attention(config.executor.attention_backend, device, invariant=True)
-        prove_deterministic(config, model, attention, device)
+        if config.model.deterministic:
+            attention = build_attention(config.executor.attention_backend, device, invariant=True)
+            prove_deterministic(config, model, attention, device)
     pools, spec = build_pools(config, model, DeviceStreams(device)), model.spec
     return ModelReport(
         name=config.model.served_name or spec.name,

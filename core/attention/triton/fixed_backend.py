@@ -68,7 +68,8 @@ def fixed_tile(
 ) -> FixedTile:
     """The tile for `segments` of at most `longest` queries, over rows of at most `width` keys; 0: they share places.
 
-    Only how many programs share its keys depends on `longest` and `segments`, which is what no bit depends on.
+    Only how many programs share its keys depends on `longest` and `segments`, which is what no bit depends on. One
+    takes all keys of long segments, which rehearsals have too: both kernels are compiled before a step.
     """
     group, part = heads // kv_heads, PART_BLOCKS * tiles.block_n
     parts = triton.cdiv(width, part)
@@ -76,5 +77,6 @@ def fixed_tile(
     block_m = tiles.packed if v_dim <= 128 else max(16, tiles.packed // 2)
     programs = segments * triton.cdiv(longest * group, block_m) * kv_heads
     left = segments * longest * heads * parts * v_dim * 4
-    alone = segments == 0 or programs >= PROGRAMS_PER_SM * tiles.multiprocessors or left > LEFT_BYTES
+    crowded = programs >= PROGRAMS_PER_SM * tiles.multiprocessors or left > LEFT_BYTES
+    alone = segments == 0 or longest > tiles.packed or crowded
     return FixedTile(group, block_m, tiles.block_n, part, 1 if alone else parts)

@@ -228,6 +228,7 @@ def _native_code() -> None:
         pytest.skip(str(reason))
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_no_batch_changes_a_bit(family: str, checkpoint_of: Callable[[str], Path], seed: int) -> None:
     kind, dtype, quantization = FAMILIES[family]

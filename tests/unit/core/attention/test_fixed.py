@@ -13,8 +13,9 @@ import torch
 from core.attention.base import AttentionBackend
 from core.attention.registry import INVARIANT, build_attention
 from tests.support.fakes.paged_steps import Part
+from tests.support.fakes.traced_graphs import TracedGraphs
 from tests.support.interpreted import quick_calls
-from tests.unit.core.attention.dense import KnownRows
+from tests.unit.core.attention.dense import LAYER, KnownRows
 from tests.unit.core.attention.test_conformance import DEVICE, INTERPRETED, SHAPES, TOLERANCE, check
 from tests.unit.core.attention.test_grids import PARTS as GRID_PARTS
 from tests.unit.core.attention.test_grids import check_grid
@@ -87,13 +88,40 @@ def test_interpreted_fixed_parts_compute_grids_and_mixes() -> None:
     check_mix(known(shape, 2), backend, MIXES[1], (40, 4, 3), spoils=True)
 
 
+@interpreted
+def test_interpreted_fixed_parts_are_captured() -> None:
+    """A decode step recorded on padding, replayed with other rows and lengths in the same memory."""
+    rows, backend = KnownRows(SHAPES["gqa"], 4, 40, 4, seed=5, device=DEVICE), fixed()
+    batch = rows.paged.batch([Part(0, 0, 1)] * 3, 0)
+    q, k, v = (torch.zeros(heads, 3, 16, device=DEVICE) for heads in (4, 2, 2))
+    out = torch.zeros(3, 4, 16, device=DEVICE)
+
+    def work() -> None:
+        backend.plan(batch)
+        out.copy_(backend.forward(LAYER, q, k, v, scale=rows.scale))
+
+    with torch.inference_mode():
+        graph = TracedGraphs().capture(work)
+    for parts in ([Part(2, 30, 1), Part(1, 3, 1), Part(3, 17, 1)], [Part(4, 7, 1), Part(2, 31, 1), Part(3, 38, 1)]):
+        rows.fill(parts)
+        real = rows.paged.batch(parts, 0)
+        for name in ("rows", "seq_lens", "positions", "out_cache_loc"):
+            getattr(batch, name).copy_(getattr(real, name))
+        for held, source in ((q, rows.q), (k, rows.k), (v, rows.v)):
+            held.copy_(torch.cat([source[p.row, p.prefix : p.prefix + 1] for p in parts]).transpose(0, 1))
+        graph.replay()
+        assert torch.equal(out, rows.attend(fixed(), parts, 0))
+        assert (out.double() - rows.expected(parts)).abs().max() < TOLERANCE[torch.float32]
+
+
 def test_only_programs_of_a_launch_depend_on_how_many_rows_there_are() -> None:
     from core.attention.triton.fixed_backend import fixed_tile
     from core.attention.triton.tiles import Tiles
 
     tiles = Tiles(132, 128, 64, 128, 64)
-    cut = [fixed_tile(tiles, longest, count, 32, 8, 8192, 128) for longest, count in ((1, 1), (1, 256), (900, 3))]
-    assert len({tile[:4] for tile in cut}) == 1 and [tile.parts for tile in cut] == [128, 1, 1]
+    sizes = ((1, 1), (1, 256), (64, 1), (65, 1))
+    cut = [fixed_tile(tiles, longest, count, 32, 8, 8192, 128) for longest, count in sizes]
+    assert len({tile[:4] for tile in cut}) == 1 and [tile.parts for tile in cut] == [128, 1, 128, 1]
     assert fixed_tile(tiles, 40, 0, 32, 8, 8192, 128).parts == 1, "of segments that share places the host knows none"
     half = fixed_tile(tiles, 1, 1, 128, 1, 8192, 512)
     assert half.block_m == 32 and fixed_tile(tiles, 1, 200, 128, 1, 1 << 17, 512).parts == 1, "sums would take 64 MB"

@@ -102,7 +102,7 @@ def test_it_waits_for_compiled_code() -> None:
 def test_a_model_that_transformers_computes_is_refused(
     kind: str, found: Callable[[EngineConfig], Any], checkpoint_of: Callable[[str], Path], compiled: None
 ) -> None:
-    wanted = r"deterministic is not possible: \w+LM\w* is computed by the modules of transformers.*without --determin"
+    wanted = r"deterministic is not possible: \w+LM\w* is computed by the modules of transformers.*serve it without"
     with pytest.raises(ConfigError, match=wanted):
         found(served(checkpoint_of(kind)))
 
@@ -136,3 +136,9 @@ def test_what_is_served_is_proved(
     config = served(checkpoint_of("llama"))
     build_engine(replace(config, model=replace(config.model, deterministic=False)))
     assert len(proved) == 1, "nothing is proved that was not promised"
+
+
+def test_a_check_says_that_it_was_proved(checkpoint_of: Callable[[str], Path], compiled: None) -> None:
+    told = report(served(checkpoint_of("llama")))
+    assert told.served_by == "compiled code"
+    assert "proved deterministic: 268 tokens have the same logits alone, together, in pieces" in told.remarks

@@ -22,6 +22,7 @@ from core.models import invariance_proof
 from core.models.base import NO_COMPANIONS, Model, ModelSpec
 from core.models.invariance_proof import LENGTHS, prove_invariance
 from core.models.loader import load_model
+from tests.support.checkpoints import make_checkpoint
 from tests.support.interpreted import quick_calls
 from tests.unit.core.attention.test_conformance import INTERPRETED
 from tests.unit.core.attention.test_triton import interpreted
@@ -111,8 +112,6 @@ def test_modules_of_transformers_do_not_pass(kind: str, checkpoint_of: Callable[
 
 
 def test_a_context_may_be_shorter_than_the_sequences(native_code: None, tmp_path: Path) -> None:
-    from tests.support.checkpoints import make_checkpoint
-
     path = make_checkpoint("llama", tmp_path / "model", max_position_embeddings=24)
     prove(load_model(ModelConfig(str(path), dtype="float32", native="wait", deterministic=True), CPU))
 
@@ -124,7 +123,7 @@ def test_a_context_may_be_shorter_than_the_sequences(native_code: None, tmp_path
     ids=["both", "parts", "products"],
 )
 def test_fused_decoders_are_proved_with_fixed_products_and_parts(
-    fixed_products: bool, fixed_attention: bool, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    fixed_products: bool, fixed_attention: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a GPU, interpreted: short sequences, past one part of keys."""
     from core.attention.triton import fixed_backend
@@ -132,10 +131,10 @@ def test_fused_decoders_are_proved_with_fixed_products_and_parts(
 
     if INTERPRETED:
         quick_calls(monkeypatch)
-    monkeypatch.setattr(invariance_proof, "LENGTHS", (23, 6))
+    monkeypatch.setattr(invariance_proof, "LENGTHS", (21, 5))
     monkeypatch.setattr(invariance_proof, "SIZES", (1, 7, 3))
     monkeypatch.setattr(fixed_backend, "PART_BLOCKS", 1)
-    model = load(checkpoint_of("llama"))
+    model = load(make_checkpoint("llama", tmp_path / "model", num_hidden_layers=1))
     decoder = FusedDecoder(model.module, model.spec, fixed_products)
     attention = build_attention("triton", CPU, invariant=fixed_attention)
     passes = fixed_products and fixed_attention

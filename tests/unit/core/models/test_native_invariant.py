@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from unittest.mock import patch
 
@@ -35,15 +36,20 @@ def loaded(
     return model
 
 
-def prove(model: UpgradingModel) -> None:
-    prove_invariance(model, TorchNativeAttention(), CPU, PLAIN)
+def refusal(model: UpgradingModel) -> str:
+    """What the proof at start says of it; nothing if it is proved."""
+    try:
+        prove_invariance(model, TorchNativeAttention(), CPU, PLAIN)
+    except ConfigError as error:
+        return error.message
+    return ""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_family_is_proved(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # In bfloat16 torch's kernel of grouped products refuses experts of such odd sizes, in the modules.
     monkeypatch.setattr("transformers.integrations.moe._can_use_grouped_mm", lambda *_, **__: False)
-    prove(loaded(checkpoint_of(case, tmp_path)))
+    assert not refusal(loaded(checkpoint_of(case, tmp_path)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -51,7 +57,7 @@ def test_every_family_is_proved(case: str, tmp_path: Path, monkeypatch: pytest.M
 def test_every_kind_of_weights_is_proved(dtype: str, quantization: str, tmp_path: Path) -> None:
     """Deep enough for several passes over a panel, and for several groups of four-bit weights."""
     path = make_checkpoint("llama", tmp_path / "model", intermediate_size=2304, max_position_embeddings=512)
-    prove(loaded(path, dtype, quantization))
+    assert not refusal(loaded(path, dtype, quantization))
 
 
 @pytest.mark.parametrize("case", ["gemma3_text", "qwen3_moe", "youtu", "qwen3_next"])
@@ -68,8 +74,7 @@ def test_threads_change_no_bit(case: str, tmp_path: Path) -> None:
 def test_without_the_setting_they_are_not(case: str, tmp_path: Path) -> None:
     """Windows and chunks begin anywhere in a panel, so that keys meet in other lanes."""
     model = loaded(checkpoint_of(case, tmp_path), "float32", deterministic=False)
-    with pytest.raises(ConfigError, match=r"deterministic is not possible: \w+ gives \d+ of \d+ tokens other logits"):
-        prove(model)
+    assert re.match(r"deterministic is not possible: \w+ gives \d+ of \d+ tokens other logits", refusal(model))
 
 
 @pytest.mark.parametrize("case", ["gemma3_text", "cohere2"])
