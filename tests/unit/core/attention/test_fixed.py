@@ -119,7 +119,7 @@ def test_only_programs_of_a_launch_depend_on_how_many_rows_there_are() -> None:
     from core.attention.triton.tiles import Tiles
 
     tiles = Tiles(132, 128, 64, 128, 64)
-    sizes = ((1, 1), (1, 256), (64, 1), (65, 1))
+    sizes = ((1, 1), (1, 256), (20, 1), (65, 1))
     cut = [fixed_tile(tiles, longest, count, 32, 8, 8192, 128) for longest, count in sizes]
     assert len({tile[:4] for tile in cut}) == 1 and [tile.parts for tile in cut] == [128, 1, 128, 1]
     assert fixed_tile(tiles, 40, 0, 32, 8, 8192, 128).parts == 1, "of segments that share places the host knows none"
