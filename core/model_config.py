@@ -67,6 +67,9 @@ class ModelConfig:
         choices=KV_CACHE_DTYPES,
     )
     """A name of `core.memory.kv_formats`."""
+    deterministic: bool = setting(
+        False, "Model", "Give a request the same bits in any batch, chunk or prefix; what cannot is refused at start."
+    )
     weights_dir: str | None = setting(
         None,
         "Model",

@@ -17,10 +17,12 @@ ATTENTION_BACKENDS: dict[str, str] = {
     "flashinfer": "core.attention.flashinfer_backend:FlashInferAttention",
 }
 """Name -> `module:class`. Imported only when it is chosen: a backend may need packages that are not installed."""
+INVARIANT = {"triton": "core.attention.triton.fixed_backend:FixedTritonAttention"}
+"""Name -> what serves in its place where a query must get the same bits in any step."""
 
 
-def build_attention(name: str, device: torch.device) -> AttentionBackend:
-    """A new backend; `auto` takes the best one for `device`.
+def build_attention(name: str, device: torch.device, invariant: bool = False) -> AttentionBackend:
+    """A new backend; `auto` takes the best one for `device`. `invariant`: what stands for it in `INVARIANT`, if any.
 
     Raises ConfigError for an unknown name, a missing package, or a device that the backend cannot run on, with the
     reason.
@@ -29,7 +31,7 @@ def build_attention(name: str, device: torch.device) -> AttentionBackend:
     target = ATTENTION_BACKENDS.get(chosen)
     if target is None:
         raise ConfigError(f"attention_backend must be one of auto, {', '.join(ATTENTION_BACKENDS)}; got {name!r}")
-    module, _, attribute = target.partition(":")
+    module, _, attribute = (INVARIANT.get(chosen, target) if invariant else target).partition(":")
     try:
         factory = getattr(import_module(module), attribute)
     except ImportError as error:

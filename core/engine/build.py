@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from core.attention.base import AttentionBackend
 from core.attention.registry import build_attention
 from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
@@ -16,6 +17,7 @@ from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
 from core.engine.build_pools import Pools, build_pools
 from core.engine.built_engine import BuiltEngine
+from core.engine.determinism import prove_deterministic, settled
 from core.engine.engine_parts import StepExecutor
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
@@ -61,6 +63,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     Blocks for as long as the weights take; `progress(stage, fraction)` is called along the way. Raises StartupError.
     """
     device = resolve_device(config.executor.device)
+    config = settled(config, device)
     torch.set_num_threads(config.executor.threads())
     tokenizer = Tokenizer.load(config.model.path)
     if tokenizer.chats is not None:
@@ -83,14 +86,16 @@ def assemble(
     when the attention that will serve gives other logits than PyTorch's or treats codes otherwise than their format,
     when an adapter given at start cannot be loaded, or when drafts or a cache are asked for that cannot be.
     """
+    config = settled(config, streams.device)
     config = dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(streams.device)))
     spec, method = model.spec, config.speculation.method if speculation is None else "ngram"
     way = way_of(streams.device) if speculation is None else speculation.way
-    attention = build_attention(config.executor.attention_backend, streams.device)
+    attention = _build_attention(config, streams.device)
     reason = why_no_speculation(spec, way, method, type(attention))
     format = check_kv_format(config, spec, type(attention))
     prove_attention(model, attention)
     prove_codes(model, attention, format)
+    prove_deterministic(config, model, attention, streams.device)
     source = None if speculation is not None else build_source(config, model, streams, reason)
     if speculation is not None and reason is not None:
         raise StartupError(f"speculation is not possible: {reason}")
@@ -156,7 +161,7 @@ def _build_runner(
 ) -> StepRunner:
     executor = config.executor
     checks = DeviceChecks(AssertMode(executor.assert_mode), streams.device)
-    attention = build_attention(executor.attention_backend, streams.device)
+    attention = _build_attention(config, streams.device)
     model.bind(pools.kv, attention, pools.companions)
     state = DeviceState(
         pool=pools.requests,
@@ -177,6 +182,10 @@ def _build_runner(
         host_code=code,
     )
     return StepRunner(state)
+
+
+def _build_attention(config: EngineConfig, device: torch.device) -> AttentionBackend:
+    return build_attention(config.executor.attention_backend, device, config.model.deterministic)
 
 
 def _build_arena(tier: HostTier, kv: KVPool, streams: DeviceStreams) -> HostArena:

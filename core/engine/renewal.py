@@ -23,6 +23,7 @@ from core.device.streams import DeviceStreams
 from core.engine.adapters.build import adapter_reader
 from core.engine.adapters.loader import Read
 from core.engine.build_pools import Pools
+from core.engine.determinism import prove_deterministic
 from core.engine.eagle import at_any_path
 from core.engine.speculation import Speculation, build_source, build_speculation
 from core.errors import ModelLoadError, StartupError
@@ -97,6 +98,7 @@ class Renewal:
         attention = build_attention(config.executor.attention_backend, device)
         prove_attention(model, attention)
         prove_codes(model, attention, KV_FORMATS[config.model.kv_cache_dtype])
+        prove_deterministic(config, model, attention, device)
         return Loaded(model, self._speculation(config, model))
 
     def _why_not_adapted(self, model: Model) -> str | None:

@@ -11,10 +11,12 @@ from typing import Any, Final
 
 import torch
 
+from core.attention.registry import build_attention
 from core.config import EngineConfig
 from core.device.bandwidth import read_bandwidth
 from core.device.streams import DeviceStreams, resolve_device
 from core.engine.build_pools import build_pools
+from core.engine.determinism import prove_deterministic, settled
 from core.errors import ModelLoadError
 from core.machine import available_memory
 from core.memory.kv_formats import KV_FORMATS
@@ -70,6 +72,7 @@ def report(config: EngineConfig, progress: Progress | None = None) -> ModelRepor
     Raises ModelLoadError before anything is loaded if the weights cannot fit into the memory that is free.
     """
     device = resolve_device(config.executor.device)
+    config = settled(config, device)
     torch.set_num_threads(config.executor.threads())
     weight_bytes, read_bytes = _weights(config, device)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
@@ -80,6 +83,9 @@ def report(config: EngineConfig, progress: Progress | None = None) -> ModelRepor
     native = "wait" if config.model.native == "auto" else config.model.native
     with _remarks() as remarks:
         model = load_model(replace(config.model, native=native), device, progress)
+        if config.model.deterministic:
+            attention = build_attention(config.executor.attention_backend, device, invariant=True)
+            prove_deterministic(config, model, attention, device)
     pools, spec = build_pools(config, model, DeviceStreams(device)), model.spec
     return ModelReport(
         name=config.model.served_name or spec.name,

@@ -9,6 +9,10 @@ from service.cli.lazy_group import LazyGroup
 BENCHMARKS: dict[str, tuple[str, str]] = {
     "asserts": ("service.bench.asserts:asserts", "Cost of the device checks: off, counting, trapping."),
     "cpu": ("service.bench.cpu:cpu", "Output tokens per second on the CPU, transformers beside it."),
+    "deterministic": (
+        "service.bench.deterministic:deterministic",
+        "What --deterministic costs, and whose bits depend on the batch without it.",
+    ),
     "gpu": (
         "service.bench.gpu:gpu",
         "Decode and prefill on a GPU as shares of what it can do; transformers beside it.",

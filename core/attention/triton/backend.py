@@ -35,6 +35,8 @@ class _Segments:
     """Whether the `longest` places are for all segments together, as `paged_extend` says."""
 
 
+Paged = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Keys and values of a pool, its table, and its map of pages."""
 FORMATS = (PLAIN.name, FP8_E4M3.name)
 """Of keys and values, by name."""
 
@@ -117,10 +119,26 @@ class TritonAttention(AttentionBackend):
         # The kernel leaves out places that do not count. What stands there goes on to the next layer, and to slot 0.
         some_count = batch.grid_width or batch.starts is not None
         out = (q.new_zeros if some_count else q.new_empty)(q.shape[1], q.shape[0], v.shape[2])
-        tiles = self._tiles_for(q, codes_of(keys))
-        count, tokens = batch.num_extend, 0
         spans = (scale, softcap or 0.0, sliding_window or 0, chunk_size or 0, pool.page_size)
         paged = (keys, values, batch.req_to_token, batch.page_map)
+        self._launch(out, q, paged, scales, sinks, spans, bias)
+        return out
+
+    def _launch(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        paged: Paged,
+        scales: tuple[torch.Tensor | None, torch.Tensor | None],
+        sinks: torch.Tensor | None,
+        spans: tuple[float, float, int, int, int],
+        bias: RelativeBias | None,
+    ) -> None:
+        """Fill `out` [T, H, Dv] from q [H, T, D]; the others are arguments of `paged_decode`, by their places."""
+        batch = self._batch
+        assert batch is not None, "plan() comes first"
+        keys, v_dim = paged[0], out.shape[2]
+        tiles, count, tokens = self._tiles_for(q, codes_of(keys)), batch.num_extend, 0
         if self._segments is not None:
             parts, tokens = self._segments, self._segments.tokens
             where = (batch.rows[:count], batch.seq_lens[:count], parts.starts, parts.prefixes, parts.longest)
@@ -130,11 +148,10 @@ class TritonAttention(AttentionBackend):
             paged_extend(out[:tokens], q[:, :tokens], *paged, *where, sinks, *spans, *tile, parts.shared, *scales)
         if tokens < q.shape[1]:
             rows, lens = batch.rows[count:], batch.seq_lens[count:]
-            shape = (len(rows), q.shape[0], keys.shape[1], v.shape[2], batch.req_to_token.shape[1])
+            shape = (len(rows), q.shape[0], keys.shape[1], v_dim, batch.req_to_token.shape[1])
             cut, table = tiles.decode(*shape), None if bias is None else bias.table
-            arrived = self._counters(batch, q.shape[0]) if cut.joins(v.shape[2]) else None
+            arrived = self._counters(batch, q.shape[0]) if cut.joins(v_dim) else None
             paged_decode(out[tokens:], q[:, tokens:], *paged, rows, lens, sinks, *spans, *cut, arrived, table, *scales)
-        return out
 
     @staticmethod
     def _store(batch: ForwardBatch, layer_id: int, k: torch.Tensor, v: torch.Tensor) -> None:

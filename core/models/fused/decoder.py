@@ -2,7 +2,8 @@
 
 What native code is to the CPU. A layer is nine launches: add and norm, queries with keys and values, their norms with
 rotation and cache write, attention, its product, add and norm, gate with up, activation, down. Products are those of
-PyTorch. It rounds where the modules of transformers do, and shares all weights with them.
+PyTorch, unless no bit may depend on how many rows there are. It rounds where the modules of transformers do, and shares
+all weights with them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from core.memory.kv_pool import KVPool
 from core.memory.window.window_pages import NAME as WINDOW
 from core.models.base import NO_COMPANIONS, ModelSpec
 from core.models.fused.layer import DenseLayer, LayerStep, Product, device_norm
+from core.models.fused.product import FixedProduct
 from core.models.fused.reader import check_plain, reader_for
 from core.models.fused.residual import add_and_norm
 from core.models.hf.self_check import Reference
@@ -35,21 +37,25 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class FusedDecoder:
     """Made from a transformers model that passed its check; the weights of that model become views of its own."""
 
-    def __init__(self, model: PreTrainedModel, spec: ModelSpec) -> None:
-        """Raises NotDense, before anything has changed, for what it cannot compute; rarely behind that, harmlessly."""
+    def __init__(self, model: PreTrainedModel, spec: ModelSpec, invariant: bool = False) -> None:
+        """`invariant`: a token gets the same logits in any step, if attention gives it the same.
+
+        Raises NotDense, before anything has changed, for what it cannot compute; rarely behind that, harmlessly.
+        """
         check_fusible(model, spec)
         reader, by_head = reader_for(model.dtype), family_of(model).by_head
         weights = decoder_weights(model, spec, reader)
-        self._module, self._spec = model, spec
+        self._module, self._spec, self.invariant = model, spec, invariant
+        product = FixedProduct if invariant else Product
         self.reference: Reference | None = None
         """The logits that the model it was made from was proved against."""
-        self._embedding, self._head = weights.embedding, Product.of(weights.head)
+        self._embedding, self._head = weights.embedding, product.of(weights.head)
         self._final_norm = device_norm(weights.final_norm, model.device)
         self._outside: Outside = weights.outside
         self._layers: list[DenseLayer] = []
         layers = decoder_layers(model, spec, reader)
         for kept, layer in zip(spec.kv_layers, layers, strict=True):
-            self._layers.append(DenseLayer(layer, kept.layer_id, weights.shape, by_head, model.device))
+            self._layers.append(DenseLayer(layer, kept.layer_id, weights.shape, by_head, model.device, product))
             # What stood for the parts of a matrix goes back to the device before the next one is made.
             if model.device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn.functional import linear
@@ -25,7 +25,7 @@ class Product:
     bias: torch.Tensor | None
 
     @classmethod
-    def of(cls, matrix: Matrix) -> Product:
+    def of(cls, matrix: Matrix) -> Self:
         """Raises NotDense for a matrix that is not plain."""
         if matrix.scale is not None or matrix.groups is not None:
             raise NotDense("its matrices are scaled by output")
@@ -59,8 +59,16 @@ class LayerStep:
 class DenseLayer:
     """Made from a declared layer whose rows of queries, keys and values are as its module has them."""
 
-    def __init__(self, layer: Layer, layer_id: int, shape: DecoderShape, by_head: bool, device: torch.device) -> None:
-        """Raises NotDense for what it does not compute."""
+    def __init__(
+        self,
+        layer: Layer,
+        layer_id: int,
+        shape: DecoderShape,
+        by_head: bool,
+        device: torch.device,
+        product: type[Product],
+    ) -> None:
+        """`product` computes its matrices. Raises NotDense for what it does not compute."""
         (mixer,) = layer.mixers if len(layer.mixers) == 1 else (None,)
         if not isinstance(mixer, Attention) or not isinstance(layer.mlp, Mlp):
             raise NotDense("its layers are not all attention and a dense MLP")
@@ -71,8 +79,8 @@ class DenseLayer:
             for each in (layer.before_mixers, layer.after_mixers, layer.before_mlp, layer.after_mlp)
         )
         self.parallel, self.factor = layer.parallel, layer.multiplier
-        self._attention = DenseAttention(mixer, layer_id, shape, by_head, device)
-        self._into, self._down = Product.of(layer.mlp.into), Product.of(layer.mlp.down)
+        self._attention = DenseAttention(mixer, layer_id, shape, by_head, device, product)
+        self._into, self._down = product.of(layer.mlp.into), product.of(layer.mlp.down)
         self._inner = len(self._into.weight) // (2 if layer.mlp.gated else 1)
         self._activation = layer.mlp.activation
 
@@ -93,10 +101,16 @@ class DenseAttention:
     """Queries, keys and values in one product; norms, rotation and the write to the pool in one kernel."""
 
     def __init__(
-        self, mixer: Attention, layer_id: int, shape: DecoderShape, by_head: bool, device: torch.device
+        self,
+        mixer: Attention,
+        layer_id: int,
+        shape: DecoderShape,
+        by_head: bool,
+        device: torch.device,
+        product: type[Product],
     ) -> None:
         self._id, self._shape = layer_id, shape
-        self._qkv, self._out = Product.of(mixer.qkv), Product.of(mixer.out)
+        self._qkv, self._out = product.of(mixer.qkv), product.of(mixer.out)
         rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         if len(self._qkv.weight) != rows:
             raise NotDense("its attention has more than queries, keys and values, such as gates")

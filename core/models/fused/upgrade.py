@@ -14,17 +14,17 @@ from core.models.native.reading import NotDense
 logger = logging.getLogger(__name__)
 
 
-def with_fused(model: TransformersModel) -> Model:
+def with_fused(model: TransformersModel, invariant: bool = False) -> Model:
     """A fused decoder made from `model` and proved by the reference that proved it; `model` itself where there is none.
 
-    Both share all weights. The log says why there is none. Never raises.
+    Both share all weights. `invariant`: as in `FusedDecoder`. The log says why there is none. Never raises.
     """
     assert model.reference is not None, "proved at load"
     device = model.module.device
     try:
-        decoder = FusedDecoder(model.module, model.spec)
+        decoder = FusedDecoder(model.module, model.spec, invariant)
         # Proved with the kernels that will serve: it stores keys and values by itself, for them to find.
-        result = run_self_check(decoder, model.reference, build_attention("auto", device))
+        result = run_self_check(decoder, model.reference, build_attention("auto", device, invariant=invariant))
     except NotDense as reason:
         logger.info("no fused decoder, the layers of transformers go on: %s", reason)
     except Exception:  # a compiler that fails, or memory that runs out: speed is lost, and nothing else

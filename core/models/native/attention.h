@@ -69,6 +69,7 @@ class BlockAttention {
         depth_(round_up(shape.dim, kDepth)),
         panels_(round_up(shape.value_dim(), kPanel) / kPanel),
         padded_(round_up(rows_, kRows)),
+        invariant_(scratch.invariant()),
         q_(scratch.take<T>(room, heads_ * padded_ * depth_)),
         keys_(scratch.take<T>(room + 1, heads_ * depth_ * kPanel)),
         values_(scratch.take<T>(room + 2, heads_ * panels_ * kPanel * kPanel)),
@@ -108,19 +109,22 @@ class BlockAttention {
 
   // Reads keys `from` to `end`, each as far as it lies before a token, within its window or chunk, or is its own.
   void read(int64_t from, int64_t end) {
+    first_key_ = from;
     end_ = end;
+    // Keys then have the places in panels that they have for every other block, and sums the same order.
+    if (invariant_) from = from / kPanel * kPanel;
     for (; from < end; from += kPanel) {
       const int64_t count = std::min(kPanel, end - from);
       pack_keys(from, count);
       for (int64_t h = 0; h < heads_; ++h) {
         multiply<false>(q_ + h * padded_ * depth_, depth_, rows_, keys_ + h * depth_ * kPanel, depth_, scores_,
-                        false);
+                        false, invariant_);
         for (int64_t row = 0; row < rows_; ++row) weigh(h, row, from, count);
       }
       pack_values(from, count);
       for (int64_t part = 0; part < heads_ * panels_; ++part)
         multiply<false>(weights_ + part / panels_ * padded_ * kPanel, kPanel, rows_, values_ + part * kPanel * kPanel,
-                        kPanel, sums_ + part * padded_ * kPanel, true);
+                        kPanel, sums_ + part * padded_ * kPanel, true, invariant_);
     }
   }
 
@@ -151,9 +155,10 @@ class BlockAttention {
       }
   }
 
-  // What is at `token` in one of a layer's two tensors, from head `first` on.
+  // What is at `token` in one of a layer's two tensors, from head `first` on. In the places of tokens that left the window
+  // of all queries stands the first that has not: their own slots may be anybody's, and weights hide all of them.
   const T* find(const T* base, int64_t token) const {
-    return base + pages_.table[token] * shape_.kv_width() + first_ * shape_.dim;
+    return base + pages_.table[std::max(token, first_key_)] * shape_.kv_width() + first_ * shape_.dim;
   }
 
   // Asks for some later tokens: pages lie anywhere, and nothing else knows which comes next.
@@ -283,7 +288,8 @@ class BlockAttention {
   const Weighing& weighing_;
   const Block<T>& block_;
   const Pages<T>& pages_;
-  int64_t first_, heads_, rows_, depth_, panels_, padded_, end_ = 0;
+  int64_t first_, heads_, rows_, depth_, panels_, padded_, first_key_ = 0, end_ = 0;
+  bool invariant_;
   T *q_, *keys_, *values_;
   float* scores_;
   T* weights_;

@@ -2,6 +2,8 @@
 //
 // Every int8 is exact in bfloat16, so nothing is lost but what quantising lost. A few rows are multiplied while the
 // bytes become floats in registers; for more of them a piece of the panel is widened once, into a cache, for all rows.
+// Rows of bfloat16 then add pairs of inputs, and so other bits than a few of them, which add floats. Where rows shall be
+// invariant, a few add pairs too.
 
 #pragma once
 
@@ -14,7 +16,7 @@ namespace slipstream {
 using Bytes = int8_t __attribute__((vector_size(kLanes)));
 
 // Rows up to which widening in registers is quicker than by way of a cache.
-constexpr int64_t kFewRows = 4;
+constexpr int kFewRows = 4;
 
 // The compiler takes bytes apart one by one where it is left alone with this.
 inline Floats load(const int8_t* from) {
@@ -55,38 +57,86 @@ inline void widen_panel(const int8_t* panel, int64_t depth, float* out) {
   }
 }
 
+// The bytes of two inputs as bfloat16, side by side.
+inline Words byte_pairs(const int8_t* even, const int8_t* odd) {
+  return reinterpret_cast<Words>(load(even)) >> 16 | (reinterpret_cast<Words>(load(odd)) & 0xffff0000u);
+}
+
 inline void widen_panel(const int8_t* panel, int64_t depth, BFloat16* out) {
   for (int64_t k = 0; k < depth; k += 2) {
     const int8_t* bytes = panel + k * kPanel;
     __builtin_prefetch(bytes + kAhead);
     __builtin_prefetch(bytes + kPanel + kAhead);
     for (int64_t p = 0; p < kPanel; p += kLanes) {
-      const Words even = reinterpret_cast<Words>(load(bytes + p));
-      const Words odd = reinterpret_cast<Words>(load(bytes + kPanel + p));
-      const Words pairs = (even >> 16) | (odd & 0xffff0000u);
+      const Words pairs = byte_pairs(bytes + p, bytes + kPanel + p);
       std::memcpy(static_cast<void*>(out + k * kPanel + 2 * p), &pairs, sizeof(pairs));
     }
   }
 }
 
+#if defined(__AVX512BF16__)
+
+constexpr bool kBytePairs = true;
+
+// As `byte_rows`, in the order of rows that a panel is widened for.
+template <int M>
+inline void byte_pair_rows(const BFloat16* x, int64_t stride, const int8_t* panel, int64_t depth, float* out) {
+  constexpr int kParts = kPanel / kLanes;
+  __m512 sums[M][kParts] = {};
+  for (int64_t k = 0; k < depth; k += 2) {
+    const int8_t* bytes = panel + k * kPanel;
+    __builtin_prefetch(bytes + kAhead);
+    __builtin_prefetch(bytes + kPanel + kAhead);
+    __m512bh weights[kParts];
+    for (int p = 0; p < kParts; ++p)
+      weights[p] = (__m512bh)byte_pairs(bytes + p * kLanes, bytes + kPanel + p * kLanes);
+    for (int m = 0; m < M; ++m) {
+      int32_t pair;
+      std::memcpy(&pair, x + m * stride + k, sizeof(pair));
+      const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+      for (int p = 0; p < kParts; ++p) sums[m][p] = _mm512_dpbf16_ps(sums[m][p], weights[p], both);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int p = 0; p < kParts; ++p) _mm512_storeu_ps(out + m * kPanel + p * kLanes, sums[m][p]);
+}
+
+#else
+
+constexpr bool kBytePairs = false;
+
+template <int M>
+void byte_pair_rows(const BFloat16*, int64_t, const int8_t*, int64_t, float*);
+
+#endif
+
+// A few rows, while the bytes are widened in registers; whether that was possible, `invariant` as in `panels.h`.
+template <typename T>
+bool multiply_few(const T* x, int64_t stride, int64_t rows, const int8_t* panel, int64_t depth, float* out,
+                  bool invariant) {
+  if (rows > kFewRows) return false;
+  if constexpr (sizeof(T) == 2) {
+    if (invariant && (!kBytePairs || tiles_allowed())) return false;
+    if constexpr (kBytePairs)
+      if (invariant) {
+        of_so_many<kFewRows>(rows, [&](auto count) { byte_pair_rows<count>(x, stride, panel, depth, out); });
+        return true;
+      }
+  }
+  of_so_many<kFewRows>(rows, [&](auto count) { byte_rows<count>(x, stride, panel, depth, out); });
+  return true;
+}
+
 // out[rows][64] = x[rows][depth] times the panel; `room` holds `widened_room<T>(depth)` weights.
 template <typename T>
-void multiply(const T* x, int64_t stride, int64_t rows, const int8_t* panel, int64_t depth, float* out, T* room) {
-  switch (rows) {
-    case 1:
-      return byte_rows<1>(x, stride, panel, depth, out);
-    case 2:
-      return byte_rows<2>(x, stride, panel, depth, out);
-    case 3:
-      return byte_rows<3>(x, stride, panel, depth, out);
-    case kFewRows:
-      return byte_rows<kFewRows>(x, stride, panel, depth, out);
-  }
+void multiply(const T* x, int64_t stride, int64_t rows, const int8_t* panel, int64_t depth, float* out, T* room,
+              bool invariant) {
+  if (multiply_few(x, stride, rows, panel, depth, out, invariant)) return;
   constexpr int64_t kPass = kPassBytes / (kPanel * static_cast<int64_t>(sizeof(T)));
   for (int64_t from = 0; from < depth; from += kPass) {
     const int64_t count = std::min(kPass, depth - from);
     widen_panel(panel + from * kPanel, count, room);
-    multiply<false>(x + from, stride, rows, room, count, out, from > 0);
+    multiply<false>(x + from, stride, rows, room, count, out, from > 0, invariant);
   }
 }
 

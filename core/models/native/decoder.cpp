@@ -45,8 +45,8 @@ class Decoder {
 template <typename T>
 class DecoderOf final : public Decoder {
  public:
-  DecoderOf(Shape shape, int64_t threads, Tensor embedding, const NormParts& final_norm, const Matrix& head,
-            const Outside& outside)
+  DecoderOf(Shape shape, int64_t threads, bool invariant, Tensor embedding, const NormParts& final_norm,
+            const Matrix& head, const Outside& outside)
       : shape_(shape),
         embedding_(std::move(embedding)),
         final_norm_(final_norm),
@@ -56,7 +56,7 @@ class DecoderOf final : public Decoder {
         embedding_multiplier_(static_cast<float>(std::get<0>(outside))),
         logit_multiplier_(static_cast<float>(std::get<1>(outside))),
         logit_cap_(static_cast<float>(std::get<2>(outside))),
-        shop_(threads) {}
+        shop_(threads, invariant) {}
 
   void add_layer(const LayerParts& parts) override {
     const auto& [before_mixers, after_mixers, before_mlp, after_mlp, mixers, mlp, parallel, factor] = parts;
@@ -336,13 +336,15 @@ class DecoderOf final : public Decoder {
   Planner planner_;
 };
 
-std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t dim, int64_t threads, Tensor embedding,
-                                      const NormParts& final_norm, const Matrix& head, const Outside& outside) {
+// `invariant`: a token gets the same bits in any step (`scratch.h`).
+std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t dim, int64_t threads, bool invariant,
+                                      Tensor embedding, const NormParts& final_norm, const Matrix& head,
+                                      const Outside& outside) {
   const Shape shape{heads, kv_heads, dim};
   if (embedding.scalar_type() == at::kFloat)
-    return std::make_unique<DecoderOf<float>>(shape, threads, embedding, final_norm, head, outside);
+    return std::make_unique<DecoderOf<float>>(shape, threads, invariant, embedding, final_norm, head, outside);
   TORCH_CHECK(embedding.scalar_type() == at::kBFloat16, "weights are float32 or bfloat16");
-  return std::make_unique<DecoderOf<BFloat16>>(shape, threads, embedding, final_norm, head, outside);
+  return std::make_unique<DecoderOf<BFloat16>>(shape, threads, invariant, embedding, final_norm, head, outside);
 }
 
 // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];

@@ -28,15 +28,18 @@ class NativeDecoder:
     """Made from a transformers model that passed its check; shares its embedding and norms, packs all other weights.
 
     It has its own attention over pages in place, so the backend that `bind` is given is not used. `threads` compute
-    together: the calling thread and others that the decoder owns, none of torch's.
+    together: the calling thread and others that the decoder owns, none of torch's. `invariant`: a token gets the same
+    logits in any step.
     """
 
-    def __init__(self, extension: Any, model: PreTrainedModel, spec: ModelSpec, threads: int) -> None:
-        self._spec = spec
+    def __init__(
+        self, extension: Any, model: PreTrainedModel, spec: ModelSpec, threads: int, invariant: bool = False
+    ) -> None:
+        self._spec, self.invariant = spec, invariant
         weights = decoder_weights(model, spec)
         shape = weights.shape
         self._decoder = extension.Decoder(
-            *(shape.heads, shape.kv_heads, shape.head_dim, threads),
+            *(shape.heads, shape.kv_heads, shape.head_dim, threads, invariant),
             *(weights.embedding, weights.final_norm, weights.head, weights.outside),
         )
         for layer in decoder_layers(model, spec):

@@ -46,7 +46,7 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
     if wanted(device):
         from core.models.fused.upgrade import with_fused
 
-        return with_fused(model)
+        return with_fused(model, config.deterministic)
     if config.kv_cache_dtype not in KV_FORMATS:
         logger.info("served by transformers: native decoders read no keys in %s", config.kv_cache_dtype)
         with_products(model, config, progress)
@@ -57,7 +57,7 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
         logger.info("served by transformers, not by native code: %s", reason)
         with_products(model, config, progress)
         return model
-    upgraded = UpgradingModel(model)
+    upgraded = UpgradingModel(model, config.deterministic)
     if config.native == "wait" or is_built():
         progress("native", 0.0)
         upgraded.upgrade()
@@ -74,8 +74,9 @@ class UpgradingModel:
     `upgrade` runs on any thread; the forward thread switches to the new model at the beginning of a step.
     """
 
-    def __init__(self, model: TransformersModel) -> None:
+    def __init__(self, model: TransformersModel, invariant: bool = False) -> None:
         self._current: Model = model
+        self._invariant = invariant
         self._spec = model.spec
         self._reference: Reference | None = model.reference
         self._module: PreTrainedModel | None = model.module
@@ -88,6 +89,11 @@ class UpgradingModel:
     def spec(self) -> ModelSpec:
         """Measures of the model, the same before and after the upgrade."""
         return self._spec
+
+    @property
+    def invariant(self) -> bool:
+        """Whether the next step, and all behind it, give a token the same logits whatever else is in them."""
+        return self.native and self._invariant
 
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
@@ -110,7 +116,9 @@ class UpgradingModel:
         began = time.monotonic()
         assert self._module is not None and self._reference is not None, "upgraded once"
         try:
-            decoder = NativeDecoder(load_extension(), self._module, self._spec, torch.get_num_threads())
+            decoder = NativeDecoder(
+                load_extension(), self._module, self._spec, torch.get_num_threads(), self._invariant
+            )
             result = run_self_check(decoder, self._reference)
         except (ExtensionUnavailable, NotDense) as reason:
             logger.warning("no native code, transformers goes on: %s", reason)

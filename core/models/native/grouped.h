@@ -42,7 +42,7 @@ class Grouped {
   }
 
   Rows prepare(Team& team, Scratch& scratch, const T* x, int64_t rows) const {
-    const bool few = rows <= kFewNibbleRows && !kNibblePairs<T>;
+    const bool few = rows <= kFewNibbleRows && !kNibblePairs<T> && few_apart(scratch);
     T* sorted = order_ ? scratch.take<T>(kSorted, round_up(rows, kRows) * depth_) : nullptr;
     float* sums = scratch.take<float>(kSums, rows * count_);
     float* wide = few ? scratch.take<float>(kWide, rows * depth_) : nullptr;
@@ -67,7 +67,7 @@ class Grouped {
     const PanelGroups groups = groups_of(panel);
     const float* sums = rows.sums + from * count_;
     const float* wide = rows.wide;  // all of them are in the first block
-    if (count <= kFewNibbleRows && (wide || kNibblePairs<T>)) {
+    if (count <= kFewNibbleRows && (wide || kNibblePairs<T>) && few_apart(scratch)) {
       return of_so_many<kFewNibbleRows>(count, [&](auto taken) {
         if constexpr (kNibblePairs<T>) {
           nibble_pair_rows<taken>(rows.x + from * depth_, depth_, sums, count_, weights, depth_, groups, out);
@@ -78,12 +78,16 @@ class Grouped {
     }
     T* room = scratch.take<T>(1, widened_room<T>(size_));
     float* products = scratch.take<float>(2, round_up(count, kRows) * kPanel);
-    multiply_groups(rows.x + from * depth_, depth_, count, sums, count_, weights, depth_, groups, room, products, out);
+    multiply_groups(rows.x + from * depth_, depth_, count, sums, count_, weights, depth_, groups, room, products, out,
+                    scratch.invariant());
   }
 
  private:
   // Places of the caller's scratch, and rows that one thread prepares at a time.
   static constexpr int64_t kSorted = 13, kSums = 14, kWide = 15, kTaken = 8;
+
+  // Whether few rows may go another way than many.
+  static bool few_apart(const Scratch& scratch) { return !scratch.invariant() || nibbles_add_alike<T>(); }
 
   const uint32_t* words(int64_t panel) const {
     return reinterpret_cast<const uint32_t*>(words_.const_data_ptr<int32_t>()) + panel * (depth_ / kPerWord) * kPanel;

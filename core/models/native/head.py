@@ -21,7 +21,8 @@ class NativeHead:
     def __init__(self, extension: Any, weights: HeadWeights, pool: KVPool, threads: int) -> None:
         self._keys, self._values = ([side(pool.layers[0].layer_id)] for side in (pool.k, pool.v))
         self._decoder = extension.Decoder(
-            *(weights.heads, weights.kv_heads, weights.head_dim, threads, weights.embedding),
+            # What is guessed decides about no output, so it may be summed in any order.
+            *(weights.heads, weights.kv_heads, weights.head_dim, threads, False, weights.embedding),
             *(_norm(weights, weights.final_norm), Matrix(weights.lm_head, None, None), Outside(1.0, 1.0, 0.0)),
         )
         qkv, out, gate_up, down = (

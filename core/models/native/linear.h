@@ -24,6 +24,12 @@ class Linear {
   static constexpr int64_t kBlock = 256, kLeastBlock = 12;
   // Chunks of work for each thread: with fewer, the last one holds up all others for long.
   static constexpr int64_t kChunksEach = 3;
+#if defined(__AMX_BF16__)
+  // Tiles read as many rows at a time: a block that began elsewhere would have them read behind the last row's room.
+  static constexpr int64_t kBlockStep = 16;
+#else
+  static constexpr int64_t kBlockStep = 1;
+#endif
 
   // weight [N, K] of T, of a type that becomes it, or of int8, or of four bits in groups; what each output is multiplied by
   // as scale [N], or none; bias [N] or none.
@@ -86,7 +92,7 @@ class Linear {
   int64_t block_of(int64_t rows, int64_t threads) const {
     const int64_t wanted = threads == 1 ? 1 : (kChunksEach * threads + panels() - 1) / panels();
     const int64_t share = std::max(kLeastBlock, (rows + wanted - 1) / wanted);
-    return std::min(kBlock, share);
+    return std::min(kBlock, round_up(share, kBlockStep));
   }
 
   float* panel_of(Scratch& scratch, const Rows& read, int64_t from, int64_t rows, int64_t panel) const {
@@ -126,9 +132,9 @@ class Linear {
     const int64_t place = panel * kPanel * depth_;
     if (bytes_) {
       T* room = scratch.take<T>(1, widened_room<T>(depth_));
-      multiply(x, depth_, rows, panels_.const_data_ptr<int8_t>() + place, depth_, out, room);
+      multiply(x, depth_, rows, panels_.const_data_ptr<int8_t>() + place, depth_, out, room, scratch.invariant());
     } else {
-      multiply<true>(x, depth_, rows, panels_.const_data_ptr<T>() + place, depth_, out, false);
+      multiply<true>(x, depth_, rows, panels_.const_data_ptr<T>() + place, depth_, out, false, scratch.invariant());
     }
   }
 

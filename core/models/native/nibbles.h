@@ -225,11 +225,18 @@ inline void widen_nibbles(const uint32_t* panel, int64_t depth, BFloat16* out) {
     }
 }
 
+// Whether few rows of T get the bits that they get among many. Floats add one input behind the other either way. Pairs of
+// bfloat16 do where neither way goes through tiles.
+template <typename T>
+inline bool nibbles_add_alike() {
+  return sizeof(T) == sizeof(float) || (kNibblePairs<T> && !tiles_allowed());
+}
+
 // out[rows][64] = x[rows][depth] times the panel. `room` holds `widened_room<T>(groups.size)` weights, `products` as many
-// floats as out.
+// floats as out; `invariant` as in `panels.h`.
 template <typename T>
 void multiply_groups(const T* x, int64_t stride, int64_t rows, const float* sums, int64_t count, const uint32_t* panel,
-                     int64_t depth, const PanelGroups& groups, T* room, float* products, float* out) {
+                     int64_t depth, const PanelGroups& groups, T* room, float* products, float* out, bool invariant) {
   constexpr int64_t kPass = kPassBytes / (kPanel * static_cast<int64_t>(sizeof(T)));
   std::fill_n(out, rows * kPanel, 0.0f);
   for (int64_t group = 0; group < count; ++group) {
@@ -237,7 +244,7 @@ void multiply_groups(const T* x, int64_t stride, int64_t rows, const float* sums
     for (int64_t from = begin; from < end; from += kPass) {
       const int64_t taken = std::min(kPass, end - from);
       widen_nibbles(panel + from / kPerWord * kPanel, taken, room);
-      multiply<false>(x + from, stride, rows, room, taken, products, from > begin);
+      multiply<false>(x + from, stride, rows, room, taken, products, from > begin, invariant);
     }
     for (int64_t first = 0; first < kPanel; first += kLanes) {
       const int64_t place = group * kPanel + first;

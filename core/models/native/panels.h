@@ -279,10 +279,13 @@ inline void tile_square(const BFloat16* x, int64_t stride, const BFloat16* panel
   _tile_stored(3, below + 16, kOutBytes);
 }
 
+// A tile adds the even inputs of 32 and the odd ones apart, vectors one pair behind the other: the same row gets other
+// bits by the other way. So where rows shall be `invariant`, all of them go through tiles, however few they are.
 template <bool kFetch>
 inline bool multiply_by_tiles(const BFloat16* x, int64_t stride, int64_t rows, const BFloat16* panel, int64_t depth,
-                              float* out, bool add) {
-  if (rows < (kFetch ? kTileRows : kCachedTileRows) || !tiles_allowed()) return false;
+                              float* out, bool add, bool invariant) {
+  const int64_t least = invariant ? 1 : kFetch ? kTileRows : kCachedTileRows;
+  if (rows < least || !tiles_allowed()) return false;
   const TileConfig config;
   _tile_loadconfig(&config);
   int64_t row = 0;
@@ -302,15 +305,19 @@ inline bool multiply_by_tiles(const BFloat16* x, int64_t stride, int64_t rows, c
 
 #else
 
+inline bool tiles_allowed() { return false; }
+
 template <bool kFetch>
-inline bool multiply_by_tiles(const BFloat16*, int64_t, int64_t, const BFloat16*, int64_t, float*, bool) {
+inline bool multiply_by_tiles(const BFloat16*, int64_t, int64_t, const BFloat16*, int64_t, float*, bool, bool) {
   return false;
 }
 
 #endif
 
 template <bool kFetch>
-inline bool multiply_by_tiles(const float*, int64_t, int64_t, const float*, int64_t, float*, bool) { return false; }
+inline bool multiply_by_tiles(const float*, int64_t, int64_t, const float*, int64_t, float*, bool, bool) {
+  return false;
+}
 
 #if defined(__AVX512F__)
 constexpr int kBlockRows = 6;
@@ -346,9 +353,11 @@ inline void in_row_blocks(int64_t rows, const Work& work) {
 }
 
 // out[rows][64] = (add ? out : 0) + x[rows][depth] times the panel. `kFetch`: the panel comes from memory, not from a cache.
+// `invariant`: a row gets the same bits among any number of rows, also where there are tiles.
 template <bool kFetch, typename T>
-void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t depth, float* out, bool add) {
-  if (multiply_by_tiles<kFetch>(x, stride, rows, panel, depth, out, add)) return;
+void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t depth, float* out, bool add,
+              bool invariant) {
+  if (multiply_by_tiles<kFetch>(x, stride, rows, panel, depth, out, add, invariant)) return;
   const int64_t pass = rows > kBlockRows ? kPassBytes / (kPanel * static_cast<int64_t>(sizeof(T))) : depth;
   for (int64_t from = 0; from < depth; from += pass, add = true) {
     const int64_t count = std::min(pass, depth - from);

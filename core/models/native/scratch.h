@@ -24,6 +24,12 @@ inline void ask_for_huge_pages(const void* from, int64_t bytes) {
 // What `take` gave before is lost when the same place is taken again.
 class Scratch {
  public:
+  // `invariant`: what this thread sums for a token comes in one order, whatever other tokens go through with it and
+  // wherever its request was cut (decision 57).
+  explicit Scratch(bool invariant = false) : invariant_(invariant) {}
+
+  bool invariant() const { return invariant_; }
+
   template <typename T>
   T* take(int64_t place, int64_t count) {
     std::vector<char>& bytes = bytes_[place];
@@ -33,6 +39,7 @@ class Scratch {
   }
 
  private:
+  bool invariant_;
   std::vector<char> bytes_[16];
 };
 

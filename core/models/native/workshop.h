@@ -13,7 +13,7 @@ namespace slipstream {
 
 // What all blocks compute with. Buffers are by place: see `decoder.cpp`.
 struct Workshop {
-  explicit Workshop(int64_t threads) : team(threads), scratch(threads) {}
+  Workshop(int64_t threads, bool invariant) : team(threads), scratch(threads, Scratch(invariant)) {}
 
   // [rows][stride] at buffer `place`, rows filled up to what products may touch.
   template <typename T>

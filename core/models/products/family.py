@@ -118,7 +118,7 @@ class PackedProducts:
             for name, each in found.items()
         }
         alone = alone_with_weights(owners, lambda: run_self_check(twin, reference))
-        self._crew = extension.Crew(self._threads)
+        self._crew = extension.Crew(self._threads, False)
         forwards = {name: each.pack(extension, self._crew) for name, each in found.items() if name in alone}
         self._names = {name: found[name].names for name in forwards}
         put_in_place(twin.module, forwards, self._names)

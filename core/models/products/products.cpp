@@ -24,7 +24,8 @@ constexpr int64_t kBrief = 1 << 17;
 
 // The threads of a model, and what they compute with.
 struct Crew {
-  explicit Crew(int64_t threads) : team(threads), scratch(threads) {}
+  // `invariant`: a row gets the same bits among any number of rows (`scratch.h`).
+  Crew(int64_t threads, bool invariant) : team(threads), scratch(threads, Scratch(invariant)) {}
 
   void rest() { team.rest(); }
 
@@ -59,7 +60,7 @@ int64_t rows_of(const Tensor& x, int64_t inputs) {
 // Row `at(i)` of x [..., K] as row i of `count`, filled up to `depth`, in a buffer with room for what products touch.
 template <typename T, typename At>
 const T* lined_up(Crew& crew, const T* from, int64_t inputs, int64_t count, int64_t depth, const At& at) {
-  T* to = crew.buffers.take<T>(0, round_up(count, kRows) * depth);
+  T* to = crew.buffers.take<T>(0, (count + kRows) * depth);
   constexpr int64_t kCopied = 16;
   crew.team.run((count + kCopied - 1) / kCopied, [&](int64_t block, int64_t) {
     for (int64_t row = block * kCopied; row < std::min(count, (block + 1) * kCopied); ++row) {
@@ -186,7 +187,7 @@ std::unique_ptr<Experts> make_experts(SharedCrew crew, const Tensor& weights, co
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  py::class_<Crew, SharedCrew>(module, "Crew").def(py::init<int64_t>()).def("rest", &Crew::rest);
+  py::class_<Crew, SharedCrew>(module, "Crew").def(py::init<int64_t, bool>()).def("rest", &Crew::rest);
   py::class_<Product>(module, "Product")
       .def(py::init(&make_product), py::call_guard<py::gil_scoped_release>())
       .def("__call__", &Product::apply);

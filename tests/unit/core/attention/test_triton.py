@@ -42,6 +42,7 @@ CONFORMANCE = " or ".join(
 
 CHOSEN = {
     "tests/unit/core/attention/test_conformance.py": f"triton and ({CONFORMANCE})",
+    "tests/unit/core/attention/test_fixed.py": "interpreted",
     "tests/unit/core/attention/test_mixed_attention.py": "interpreted",
     "tests/unit/core/attention/test_triton.py": "interpreted and not conform",
     "tests/unit/core/attention/test_triton_joined.py": "interpreted",
@@ -52,9 +53,11 @@ CHOSEN = {
     "tests/unit/core/models/lora/test_row_deltas.py": "interpreted",
     "tests/unit/core/models/test_attention_proof.py": "interpreted",
     "tests/unit/core/models/test_coded_proof.py": "interpreted",
+    "tests/unit/core/models/test_fixed_product.py": "interpreted",
     "tests/unit/core/models/test_fused.py": "interpreted and not (_gated or _normed or qwen3)",
     "tests/unit/core/models/test_fused_decoder.py": "interpreted",
     "tests/unit/core/models/test_fused_kernels.py": "interpreted",
+    "tests/unit/core/models/test_invariance_proof.py": "fused",
     "tests/proofs/equivalence/test_decode_graphs.py": "interpreted",
     "tests/proofs/equivalence/test_mixed_graphs.py": "interpreted",
     "tests/proofs/equivalence/test_captured_families.py": "interpreted",
@@ -68,12 +71,14 @@ DEAR = (
     "or decoder_equals or captured_steps or counts_from_zero or two_launches or (written_out and bfloat16) "
     "or 4-wide-gqa or sinks-window or any_width[extend] or hidden_from_all[None] or more_biases or sampler[2600] "
     "or changes_happen_once or padded or writes_every or taken_back[_rotate] or adapters_of_their_rows or no_place_for "
-    "or are_proved"
+    "or are_proved or fixed_parts or fused_decoders_are"
 )
 """Nine tenths of the time of all; `KEPT` of them are in every run."""
 KEPT = (
     "splits_merge_to_the_formula[17] or splits_merge_to_the_formula[79] "
     "or mixes_match_the_formula[packed-many] "
+    "or fixed_parts_give_the_same_bits_in_any_step[window-and-chunk] or fixed_parts_are_captured "
+    "or fused_decoders_are_proved_with_fixed_products_and_parts[parts] "
     "or are_proved[deepseek_v3] or decoder_equals_transformers[gemma3_text] or counts_from_zero_again[softcap]"
 )
 

@@ -70,13 +70,14 @@ def upload_as_on_cuda(patch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def engine_of_zeros(
-    directory: Path, patch: pytest.MonkeyPatch, captures: bool, whole: bool
+    directory: Path, patch: pytest.MonkeyPatch, captures: bool, whole: bool, fixed: bool
 ) -> AsyncIterator[tuple[AsyncEngine, list[int], list[StepRunner]]]:
     """A started engine with all our kernels, the rows of each step that it has launched since, and its runner.
 
-    `whole`: with a fused decoder, else with fused layers of the modules.
+    `whole`: with a fused decoder, else with fused layers of the modules. `fixed`: a deterministic one.
     """
     from core.attention.triton.backend import TritonAttention
+    from core.attention.triton.fixed_backend import FixedTritonAttention
     from core.attention.triton.tiles import Tiles, rehearsed
 
     config = EngineConfig(
@@ -89,13 +90,13 @@ async def engine_of_zeros(
     if whole:
         from core.models.fused.decoder import FusedDecoder
 
-        model = FusedDecoder(model.module, model.spec)
+        model = FusedDecoder(model.module, model.spec, fixed)
     else:
         assert fuse_layers(model.module)
     sizes = Tiles(MULTIPROCESSORS, block_m=128, block_n=64, split_least=128, packed=64)
     patch.setattr(Tiles, "of", lambda *_: sizes)
     patch.setattr(TritonAttention, "rehearsals", lambda self, rows, device: rehearsed(rows, MULTIPROCESSORS))
-    patch.setattr(build, "build_attention", lambda *_: TritonAttention())
+    patch.setattr(build, "build_attention", lambda *_: FixedTritonAttention() if fixed else TritonAttention())
     # What stands in for kernels computes nothing that could be right.
     patch.setattr(build, "prove_attention", lambda *_: None)
     begins, launch, steps = FutureMap.__init__, StepRunner.launch, list[int]()
@@ -176,15 +177,35 @@ async def test_random_steps_of_a_fused_decoder_compile_nothing(
     await play(directory, monkeypatch, False, True, ours, 60, seed)
 
 
+@needs_triton
+async def test_random_steps_of_a_deterministic_decoder_compile_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Parts have programs of their own in some steps, and one for all of them in others."""
+    from core.attention.triton import fixed_backend
+
+    monkeypatch.setattr(fixed_backend, "PART_BLOCKS", 1)
+    directory = make_checkpoint("llama", tmp_path, seed=0)
+    ours = {"_enter", "_add_norm", "_enter_heads", "_activate", "_multiply", "_fixed_tile", "_join_parts"}
+    await play(directory, monkeypatch, False, True, ours, 60, seed, fixed=True)
+
+
 async def play(
-    directory: Path, patch: pytest.MonkeyPatch, captures: bool, whole: bool, ours: set[str], count: int, seed: int
+    directory: Path,
+    patch: pytest.MonkeyPatch,
+    captures: bool,
+    whole: bool,
+    ours: set[str],
+    count: int,
+    seed: int,
+    fixed: bool = False,
 ) -> None:
     """Random steps of an engine that has the kernels `ours`, none of which is compiled behind its start."""
     from tests.support.fakes.compiled_kernels import compiling
 
     patch.setattr(torch, "compile", lambda *_, **__: pytest.fail("torch.compile on the way of a step"))
     with compiling(patch) as kernels:
-        async with engine_of_zeros(directory, patch, captures, whole) as (engine, steps, runners):
+        async with engine_of_zeros(directory, patch, captures, whole, fixed) as (engine, steps, runners):
             begun, launched = kernels.all(), sum(kernels.launches.values())
             assert {name for name, _ in begun} >= ours
             await random_steps(engine, steps, count, seed)

@@ -152,7 +152,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     """Each sum is made in the same order, whatever number of rows there is."""
     torch.manual_seed(3)
     extension = load_extension()
-    crew = extension.Crew(2)
+    crew = extension.Crew(2, False)
     for halves, dtype in ((False, torch.float32), (True, torch.bfloat16)):
         weight, bias = torch.randn(130, 70).to(dtype), torch.randn(130).to(dtype)
         product = extension.Product(crew, halves, weight, None, bias)
@@ -168,7 +168,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 def test_a_layer_with_a_bias_adds_it() -> None:
     extension, layer = load_extension(), torch.nn.Linear(70, 34)
     x = torch.linspace(-1, 1, 210).view(3, 70)
-    forward = DenseLinear(layer).pack(extension, extension.Crew(1))
+    forward = DenseLinear(layer).pack(extension, extension.Crew(1, False))
     torch.testing.assert_close(forward(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
@@ -178,7 +178,7 @@ def test_experts_multiply_the_rows_that_chose_them(transposed: bool) -> None:
     extension = load_extension()
     weights, biases = torch.randn(5, 66, 40), torch.randn(5, 66)
     given = weights.transpose(1, 2).contiguous() if transposed else weights
-    experts = extension.Experts(extension.Crew(2), given, biases, transposed)
+    experts = extension.Experts(extension.Crew(2, False), given, biases, transposed)
     x, chosen = torch.randn(9, 40), torch.randint(5, (9, 2))
     want = torch.stack([weights[e] @ x[i // 2] + biases[e] for i, e in enumerate(chosen.flatten().tolist())])
     torch.testing.assert_close(experts(x, chosen), want, atol=1e-4, rtol=1e-4)
