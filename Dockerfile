@@ -40,6 +40,12 @@ COPY core core
 COPY service service
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf pip wheel --no-deps --wheel-dir /dist .
 
+# Laid out below /server as it will lie in the image. Not installed by a mount of the wheel there: podman and buildah take
+# such a step from their cache whatever the wheel holds, and the image would have the server of the build before.
+FROM requirements AS server
+COPY --from=wheel /dist /dist
+RUN /opt/slipstream/bin/pip install --no-deps --no-index --root /server /dist/*.whl
+
 FROM python AS image
 # tini, because the kernel ignores a SIGTERM to process 1 that has no handler yet; the compiler, because the decoder of
 # the CPU is built for the processor it runs on, and Triton builds its launchers.
@@ -53,8 +59,7 @@ RUN apt-get update \
     && install --directory --owner slipstream --group slipstream --mode 0700 /cache
 COPY --from=requirements /opt/slipstream /opt/slipstream
 # A layer of its own, and a small one: what a new version of the server has to pull.
-RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    /opt/slipstream/bin/pip install --no-deps /dist/*.whl
+COPY --from=server /server/opt/slipstream /opt/slipstream
 # The driver's libraries come from the node. Which devices are seen is not said here: with NVIDIA's runtime as a node's
 # default one, "all" would give every GPU to pods that asked for none.
 ENV PATH=/opt/slipstream/bin:$PATH \

@@ -1,4 +1,4 @@
-"""The image that `make image` built, run by podman; without `--image` its tests say that they did not run."""
+"""The image that `make image` built, run by podman; without `--built-image` its tests say that they did not run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helm.image import image_name
 from tests.packaging.helm.chart import Helm4, copied, merged
 from tests.packaging.helm.matrix import CPU
 from tests.packaging.image.podman import Podman, needs_podman
@@ -20,11 +21,10 @@ Played = Callable[..., PlayedWorker]
 
 @pytest.fixture(scope="session")
 def image(pytestconfig: pytest.Config) -> str:
-    """Its name, as podman knows it."""
-    named = pytestconfig.getoption("image")
-    if named is None:
-        pytest.skip("runs the image that --image names (make image)")
-    return str(named)
+    """Its name, which is what the chart asks for."""
+    if not pytestconfig.getoption("built_image"):
+        pytest.skip("runs the image that was built: make image")
+    return image_name("cpu")
 
 
 @pytest.fixture(scope="session")
@@ -45,13 +45,12 @@ def helm4(tmp_path_factory: pytest.TempPathFactory) -> Helm4:
 def played(podman: Podman, helm4: Helm4, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     """`played(values, contents)`: a worker on the CPU with these values over `values-cpu.yaml`, not started."""
     numbers = count()
-    repository, _, tag = image.rpartition(":")
     with ExitStack() as held:
 
         def make(values: dict[str, Any] | None = None, contents: Contents | None = None) -> PlayedWorker:
             number = next(numbers)
             ports = {name: free_port() for name in ("grpc", "metrics", "health")}
-            ours = {"image": {"repository": repository, "tag": tag}, "ports": ports, "metrics": {"enabled": True}}
+            ours = {"ports": ports, "metrics": {"enabled": True}}
             # What is compiled is the business of one test; the others would wait for the compiler.
             quick = {"fullnameOverride": unique(f"w{number}"), "settings": {"native": "off"}}
             rendered = helm4.render(merged(CPU, ours, quick, values or {}))
