@@ -23,14 +23,17 @@ class Podman:
     """The program, told of settings in `folder`, with the network of this machine: a bridge needs more rights."""
 
     def __init__(self, folder: Path) -> None:
+        # A container that meets its memory limit leaves a file in the directory from which podman was called.
+        self._folder = folder
         own = folder / "containers.conf"
         own.write_text(_settings())
         self._env = os.environ | {"CONTAINERS_CONF": str(own)}
 
     def run(self, *arguments: str, within: float = PATIENCE) -> subprocess.CompletedProcess[str]:
         """One command; what it answered, whatever that is."""
+        command, where = ["podman", *arguments], self._folder
         return subprocess.run(
-            ["podman", *arguments], env=self._env, capture_output=True, text=True, timeout=within, check=False
+            command, cwd=where, env=self._env, capture_output=True, text=True, timeout=within, check=False
         )
 
     def ok(self, *arguments: str, within: float = PATIENCE) -> str:

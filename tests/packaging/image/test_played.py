@@ -26,7 +26,7 @@ VALUES = {
     "tenants": {"bob": {"concurrent_requests": 0}},
     "settings": {"native": "auto"},
 }
-COMPILE_SECONDS = 300.0
+COMPILE_SECONDS = 500.0
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,7 @@ def test_the_health_check_of_the_image(worker: PlayedWorker, podman: Podman) -> 
     assert worker.run("slipstream", "health", f"--server={worker.target}").strip() == "SERVING"
 
 
+@pytest.mark.timeout(600)
 async def test_the_compiler_in_the_image_makes_the_native_code(alice: SlipstreamClient, worker: PlayedWorker) -> None:
     await asyncio.to_thread(worker.wait_printed, "native code computes from now on", COMPILE_SECONDS)
     assert await text_of(alice) == "72"
