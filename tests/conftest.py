@@ -64,6 +64,7 @@ os.environ["SLIPSTREAM_CACHE_DIR"] = str(ROOT / "build" / "cache")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the whole suite."""
     parser.addoption("--listed-skips", action="store_true", help="fail on skips that tests/skips.txt does not list")
+    parser.addoption("--built-image", action="store_true", help="run the image that `make image` built, under podman")
     parser.addoption("--no-decoder", action="store_true", help="do not wait a minute for the native decoder's compiler")
 
 

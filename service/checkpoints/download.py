@@ -135,7 +135,10 @@ def _reason(error: Exception, model: HubModel) -> str:
 
 def _unreachable(error: Exception, hub: str, offline: bool) -> str:
     if offline:
-        return "HF_HUB_OFFLINE is set, and the cache does not have all of its files"
+        return (
+            "HF_HUB_OFFLINE is set, and the cache does not have all of its files; "
+            "HF_HUB_OFFLINE=0 lets the server fetch them"
+        )
     cause = error.__cause__ or error
     return f"{hub} cannot be reached ({_first_line(cause)}), and the cache does not have all of its files"
 

@@ -19,6 +19,7 @@ from service.cli.progress import TerminalProgress
 from service.config.server_config import ServerConfig
 from service.config.sources import load
 from service.engine.builder import in_daemon_thread
+from service.process.compile_caches import use_writable_caches
 from service.process.sizes import shown
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def check(model: str | None, as_json: bool, config_file: str | None, **options: 
     config = load(ServerConfig, options | {"model": model}, os.environ, config_file)
     if hub_model(config.engine.model.path) is None:
         check_model(config.model_path)
+    use_writable_caches(os.environ)
     found = asyncio.run(_reported(config))
     if as_json:
         click.echo(json.dumps(asdict(found) | {"tokens_per_second": found.tokens_per_second}))

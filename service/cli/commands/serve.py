@@ -16,6 +16,7 @@ from service.cli.cli_options import GroupedCommand, setting_options
 from service.cli.progress import TerminalProgress
 from service.config.server_config import ServerConfig
 from service.config.sources import load
+from service.process.compile_caches import use_writable_caches
 from service.process.exit_guard import leave_within
 from service.process.logs import configure
 from service.process.switch_interval import shorten_switch_interval
@@ -44,6 +45,7 @@ def serve(config_file: str | None, **flags: Any) -> None:
     # Before grpc is imported: a server that cannot start then ends within a few hundred milliseconds.
     check(config)
     configure(config.log_level)
+    use_writable_caches(os.environ)
     shorten_switch_interval(writes=not config.frontends)
     code = asyncio.run(_until_told(config))
     if code:

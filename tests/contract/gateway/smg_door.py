@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contract.gateway.smg import Smg
-from tests.support.fakes.fleet import Refused, Worker
+from tests.support.fakes.fleet import Refused, Serving
 
 FLEET_FLAGS: dict[str, Any] = {
     "health_check_interval_secs": 1,
@@ -32,7 +32,7 @@ class SmgDoor:
     # Twice the interval of its health checks, or its two successes in a row, and some.
     linger, min_ready = 3.0, 4.0
 
-    def __init__(self, workers: Sequence[Worker], folder: Path, **flags: Any) -> None:
+    def __init__(self, workers: Sequence[Serving], folder: Path, **flags: Any) -> None:
         import openai
 
         self._workers = len(workers)

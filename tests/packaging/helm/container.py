@@ -44,7 +44,7 @@ NAMESPACES = ("--mount", "--pid", "--net", "--fork", "--kill-child")
 
 
 class Pod:
-    """A pod's volumes on this machine. `secrets` are contents by name of the Secret and key."""
+    """A pod's volumes on this machine. `secrets` are contents by name of the Secret or ConfigMap, and key."""
 
     def __init__(self, spec: Object, folder: Path, secrets: dict[str, dict[str, bytes]] | None = None) -> None:
         self.spec, self.folder = spec, folder
@@ -54,11 +54,9 @@ class Pod:
             place = folder / "volumes" / volume["name"]
             place.mkdir(parents=True)
             self.places[volume["name"]] = place
-            if "secret" in volume:
-                wanted = volume["secret"].get("items") or [
-                    {"key": key, "path": key} for key in self._of(secrets, volume)
-                ]
+            if "secret" in volume or "configMap" in volume:
                 contents = self._of(secrets, volume)
+                wanted = volume.get("secret", {}).get("items") or [{"key": key, "path": key} for key in contents]
                 self.write_secret(volume["name"], {each["path"]: contents[each["key"]] for each in wanted})
             elif volume["emptyDir"].get("medium") == "Memory":
                 self.places[volume["name"]] = None
@@ -68,7 +66,7 @@ class Pod:
 
     @staticmethod
     def _of(secrets: dict[str, dict[str, bytes]] | None, volume: Object) -> dict[str, bytes]:
-        return (secrets or {})[volume["secret"]["secretName"]]
+        return (secrets or {})[volume["secret"]["secretName"] if "secret" in volume else volume["configMap"]["name"]]
 
     def write_secret(self, name: str, contents: dict[str, bytes]) -> None:
         """As a kubelet does it: files in a new folder, one link that is swapped, links of the files through it."""

@@ -26,6 +26,10 @@ class Stage:
         """Arguments of every instruction of this kind."""
         return [argument for word, argument in self.instructions if word == keyword]
 
+    def runs(self) -> list[str]:
+        """Every RUN without its mounts."""
+        return [re.sub(r"^(--mount=\S+ )+", "", each) for each in self.all("RUN")]
+
     def command(self, keyword: str) -> list[str]:
         """The last instruction of this kind in its JSON form."""
         found: list[str] = json.loads(self.all(keyword)[-1])

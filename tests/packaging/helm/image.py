@@ -19,7 +19,7 @@ def build_wheel(stage: Stage, folder: Path) -> Path:
     source, made = folder / "src", folder / "dist"
     source.mkdir()
     copy_in(stage, source)
-    (line,) = stage.all("RUN")
+    (line,) = stage.runs()
     command = [str(made) if word == "/dist" else word for word in shlex.split(line)]
     assert command[:2] == ["pip", "wheel"]
     # The tools of the build are those of this environment: nothing is downloaded.

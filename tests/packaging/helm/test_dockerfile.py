@@ -63,13 +63,33 @@ def test_requirements_are_those_of_the_project(tmp_path: Path, variant: str, mor
     assert (tmp_path / "requirements.txt").read_text().splitlines() == [*PROJECT["dependencies"], *optional]
 
 
-@pytest.mark.parametrize("variant, index", [("cpu", "whl/cpu"), ("cuda", "pypi.org"), ("rocm", None)])
-def test_variants(variant: str, index: str | None) -> None:
-    (choice,) = re.findall(r"case .*? esac", STAGES["requirements"].all("RUN")[1])
-    done = subprocess.run(
-        ["sh", "-c", f"{choice}; echo $index"], env={"VARIANT": variant}, capture_output=True, text=True, check=False
-    )
-    assert (index in done.stdout) if index else (done.returncode == 1 and "cpu or cuda" in done.stderr)
+def chosen(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The index of PyTorch that the build chooses; empty: the one of all packages."""
+    (choice,) = re.findall(r"case .*? esac", STAGES["requirements"].runs()[1])
+    command = ["sh", "-c", f'{choice}; echo "[$index]"']
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("variant, index", [("cpu", "https://download.pytorch.org/whl/cpu"), ("cuda", "")])
+def test_variants(variant: str, index: str) -> None:
+    assert chosen({"VARIANT": variant}).stdout == f"[{index}]\n"
+    mirror = "https://mirror.example/simple"
+    assert chosen({"VARIANT": variant, "TORCH_INDEX": mirror}).stdout == f"[{mirror}]\n"
+
+
+def test_another_variant_is_refused() -> None:
+    refused = chosen({"VARIANT": "rocm"})
+    assert refused.returncode == 1 and "cpu or cuda" in refused.stderr
+
+
+def test_mirrors_are_build_arguments_of_every_stage_that_downloads() -> None:
+    assert STAGES["python"].base == "${REGISTRY}/python:${PYTHON}-slim-bookworm"
+    for stage in (STAGES["requirements"], STAGES["wheel"]):
+        assert "PIP_INDEX_URL" in stage.all("ARG")
+        # A secret, so that a password in it is in no layer.
+        assert "--mount=type=secret,id=pip,target=/etc/pip.conf" in stage.all("RUN")[-1]
+    install = STAGES["requirements"].runs()[1]
+    assert '${index:+--index-url "${index}"} "${TORCH}"' in install
 
 
 def test_versions_are_those_of_the_project() -> None:
@@ -122,6 +142,11 @@ def test_the_server_is_a_layer_of_its_own(image: Stage) -> None:
     """The order is what keeps an upgrade small: requirements first, then the wheel, without its dependencies."""
     order = [f"{word} {argument}" for word, argument in image.instructions]
     first = next(at for at, each in enumerate(order) if each.startswith("COPY --from=requirements"))
-    second = next(at for at, each in enumerate(order) if "from=wheel" in each)
-    assert first < second and "--no-deps" in order[second]
+    second = next(at for at, each in enumerate(order) if each.startswith("COPY --from=server"))
+    assert first < second and "--no-deps" in STAGES["server"].runs()[-1]
     assert "core" not in " ".join(STAGES["requirements"].all("COPY"))
+
+
+def test_no_step_depends_on_a_mount_of_another_stage() -> None:
+    """Podman and buildah would take it from their cache though the stage has changed."""
+    assert not [each for stage in STAGES.values() for each in stage.all("RUN") if "type=bind" in each]

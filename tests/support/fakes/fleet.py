@@ -28,6 +28,15 @@ PATIENCE = 90.0
 GRACE = 10.0
 
 
+class Serving(Protocol):
+    """A worker, as far as a front door knows it."""
+
+    @property
+    def target(self) -> str:
+        """Where it serves, host:port."""
+        ...
+
+
 class Worker:
     """`python -m service serve` of the bundled model, always on the same port; forked, so that it starts quickly."""
 

@@ -210,7 +210,8 @@ def test_without_a_hub_the_cache_serves(hub: FakeHub, monkeypatch: pytest.Monkey
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert download(NAME, None) == found
     assert refusal(HubModel("org/other")) == (
-        "org/other: HF_HUB_OFFLINE is set, and the cache does not have all of its files"
+        "org/other: HF_HUB_OFFLINE is set, and the cache does not have all of its files; "
+        "HF_HUB_OFFLINE=0 lets the server fetch them"
     )
 
 

@@ -44,5 +44,8 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (3, "slipstream: model directory /nonexistent does not exist\n")
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "cache")}
     done = subprocess.run([*command[:-1], "org/other"], capture_output=True, text=True, timeout=60, env=offline)
-    told = "slipstream: org/other: HF_HUB_OFFLINE is set, and the cache does not have all of its files\n"
+    told = (
+        "slipstream: org/other: HF_HUB_OFFLINE is set, and the cache does not have all of its files; "
+        "HF_HUB_OFFLINE=0 lets the server fetch them\n"
+    )
     assert (done.returncode, done.stderr) == (3, told)
