@@ -14,7 +14,7 @@ from core.setting import at_least, check_settings, setting
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
-KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "none")
