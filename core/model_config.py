@@ -9,7 +9,7 @@ from core.setting import check_settings, setting
 from core.types.control import WEIGHT_VERSION
 
 DTYPES = ("auto", "float32", "bfloat16")
-KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 NATIVE = ("auto", "wait", "off")
@@ -63,7 +63,8 @@ class ModelConfig:
         "auto",
         "Model",
         "How keys and values are cached: as they are computed (auto), or in eight bits with a scale for each token and "
-        "head (fp8_e4m3), so that the same memory holds nearly twice as many tokens of a bfloat16 model.",
+        "head (int8 for compiled code on the CPU, fp8_e4m3 for GPUs), so that the same memory holds nearly twice as many "
+        "tokens of a bfloat16 model.",
         choices=KV_CACHE_DTYPES,
     )
     """A name of `core.memory.kv_formats`."""

@@ -50,8 +50,8 @@ REFUSED: Final = (
     ),
     _Refused(
         "kv_cache_dtype",
-        "on a CPU compiled code reads keys as they are computed; leave it at auto",
-        lambda config, device: device.type == "cpu" and config.model.kv_cache_dtype != "auto",
+        "on a CPU compiled code reads keys as they are computed, or int8; name one of these",
+        lambda config, device: device.type == "cpu" and config.model.kv_cache_dtype not in ("auto", "int8"),
     ),
     _Refused(
         "attention_backend",

@@ -12,14 +12,15 @@
 #include "panels.h"
 #include "scratch.h"
 #include "sharing.h"
+#include "stored.h"
 
 namespace slipstream {
 
 // One layer's pages, and where the tokens of one request are in them.
-template <typename T>
+template <typename S>
 struct Pages {
-  const T *keys, *values;  // [slots, K, D], the same where values are the first elements of keys
-  const int32_t* table;    // [tokens]
+  const Stored<S>& stored;
+  const int32_t* table;  // [tokens]
 };
 
 // How one layer weighs keys. `cap`: 0, or what scores are bent to stay below. `window`: 0, or how many keys a query sees,
@@ -53,11 +54,11 @@ struct Block {
 // Softmax as it goes along (Milakov and Gimelshein 2018; FlashAttention, Dao 2022), for KV heads `first` to `last`. Heads
 // of a token lie side by side in its pages: with all of them at once, memory is read in order, which is several times
 // faster than a head at a time.
-template <typename T>
+template <typename T, typename S>
 class BlockAttention {
  public:
   // `room` is the first of the eight places of `scratch` that are used.
-  BlockAttention(const Shape& shape, const Weighing& weighing, const Block<T>& block, const Pages<T>& pages,
+  BlockAttention(const Shape& shape, const Weighing& weighing, const Block<T>& block, const Pages<S>& pages,
                  int64_t first, int64_t last, Scratch& scratch, int64_t room)
       : shape_(shape),
         weighing_(weighing),
@@ -77,7 +78,9 @@ class BlockAttention {
         weights_(scratch.take<T>(room + 4, heads_ * padded_ * kPanel)),
         sums_(scratch.take<float>(room + 5, heads_ * panels_ * padded_ * kPanel)),
         tops_(scratch.take<float>(room + 6, heads_ * rows_)),
-        totals_(scratch.take<float>(room + 7, heads_ * rows_)) {
+        totals_(scratch.take<float>(room + 7, heads_ * (rows_ + (kCodes ? 2 * kPanel : 0)))),
+        key_scales_(totals_ + heads_ * rows_),
+        value_scales_(key_scales_ + heads_ * kPanel) {
     ask();
   }
 
@@ -115,6 +118,7 @@ class BlockAttention {
     if (invariant_) from = from / kPanel * kPanel;
     for (; from < end; from += kPanel) {
       const int64_t count = std::min(kPanel, end - from);
+      if constexpr (kCodes) look_up_scales(from, count);
       pack_keys(from, count);
       for (int64_t h = 0; h < heads_; ++h) {
         multiply<false>(q_ + h * padded_ * depth_, depth_, rows_, keys_ + h * depth_ * kPanel, depth_, scores_,
@@ -140,6 +144,7 @@ class BlockAttention {
   }
 
  private:
+  static constexpr bool kCodes = Stored<S>::kCodes;
   static constexpr int64_t kWord = 4 / static_cast<int64_t>(sizeof(T));
 
   int64_t place(int64_t row) const { return block_.places[row / shape_.group()]; }
@@ -157,13 +162,26 @@ class BlockAttention {
 
   // What is at `token` in one of a layer's two tensors, from head `first` on. In the places of tokens that left the window
   // of all queries stands the first that has not: their own slots may be anybody's, and weights hide all of them.
-  const T* find(const T* base, int64_t token) const {
-    return base + pages_.table[std::max(token, first_key_)] * shape_.kv_width() + first_ * shape_.dim;
+  const S* find(const S* base, int64_t token) const {
+    return base + slot(token) * shape_.kv_width() + first_ * shape_.dim;
+  }
+
+  int64_t slot(int64_t token) const { return pages_.table[std::max(token, first_key_)]; }
+
+  // By head, the scales of the keys and values of a panel.
+  void look_up_scales(int64_t from, int64_t count) {
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t at = slot(from + k) * shape_.kv_heads + first_;
+      for (int64_t h = 0; h < heads_; ++h) {
+        key_scales_[h * kPanel + k] = power_of(pages_.stored.key_scales[at + h]);
+        value_scales_[h * kPanel + k] = power_of(pages_.stored.value_scales[at + h]);
+      }
+    }
   }
 
   // Asks for some later tokens: pages lie anywhere, and nothing else knows which comes next.
-  void fetch(const T* base, int64_t from) const {
-    const int64_t bytes = heads_ * shape_.dim * static_cast<int64_t>(sizeof(T));
+  void fetch(const S* base, int64_t from) const {
+    const int64_t bytes = heads_ * shape_.dim * static_cast<int64_t>(sizeof(S));
     for (int64_t token = from; token < std::min(end_, from + kLanes); ++token) {
       const char* here = reinterpret_cast<const char*>(find(base, token));
       for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(here + at);
@@ -178,59 +196,67 @@ class BlockAttention {
         std::fill_n(keys_ + (h * depth_ + whole) * kPanel, (depth_ - whole) * kPanel, T(0.0f));
     for (int64_t first = 0; first < kPanel; first += kLanes) {
       const int64_t present = std::clamp<int64_t>(count - first, 0, kLanes);
-      const T* key[kLanes];
-      for (int64_t k = 0; k < present; ++k) key[k] = find(pages_.keys, from + first + k);
-      if (first + kLanes < kPanel) fetch(pages_.keys, from + first + kLanes);
-      if (first + kLanes == kPanel) fetch(pages_.values, from);
+      const S* key[kLanes];
+      for (int64_t k = 0; k < present; ++k) key[k] = find(pages_.stored.keys, from + first + k);
+      if (first + kLanes < kPanel) fetch(pages_.stored.keys, from + first + kLanes);
+      if (first + kLanes == kPanel) fetch(pages_.stored.values, from);
       for (int64_t h = 0; h < heads_; ++h) {
         T* panel = keys_ + h * depth_ * kPanel;
         for (int64_t word = 0; word < words; word += kLanes)
           turn(key, present, h * dim + word * kWord, panel + (word * kPanel + first) * kWord);
         for (int64_t k = 0; k < present; ++k)
-          for (int64_t d = whole; d < dim; ++d) panel[panel_place<T>(first + k, d)] = key[k][h * dim + d];
+          for (int64_t d = whole; d < dim; ++d) panel[panel_place<T>(first + k, d)] = as_number<T>(key[k][h * dim + d]);
       }
     }
   }
 
   // As many words as lanes, of as many keys, from element `at` on, as columns.
-  static void turn(const T* const* key, int64_t present, int64_t at, T* to) {
+  static void turn(const S* const* key, int64_t present, int64_t at, T* to) {
     Words rows[kLanes];
     for (int64_t k = 0; k < kLanes; ++k) {
       rows[k] = Words{};
-      if (k < present) std::memcpy(&rows[k], key[k] + at, sizeof(Words));
+      if (k < present) take_words(key[k] + at, rows[k]);
     }
     transpose(rows);
     for (int64_t w = 0; w < kLanes; ++w) std::memcpy(to + w * kPanel * kWord, &rows[w], sizeof(Words));
+  }
+
+  static void take_words(const T* from, Words& to) { std::memcpy(&to, from, sizeof(to)); }
+
+  template <typename Code, typename = std::enable_if_t<!std::is_same_v<Code, T>>>
+  static void take_words(const Code* from, Words& to) {
+    T numbers[kLanes * kWord];
+    for (int64_t i = 0; i < kLanes * kWord; i += kLanes) store(load(from + i), numbers + i);
+    std::memcpy(&to, numbers, sizeof(to));
   }
 
   void pack_values(int64_t from, int64_t count) {
     const int64_t dim = shape_.dim, wide = shape_.value_dim(), panel = kPanel * kPanel;
     if (count < kPanel || wide % kPanel != 0) std::fill_n(values_, heads_ * panels_ * panel, T(0.0f));
     for (int64_t k = 0; k < count; k += 2) {
-      if (k % kLanes == 0) fetch(k + kLanes < kPanel ? pages_.values : pages_.keys, from + k + kLanes);
-      const T* one = find(pages_.values, from + k);
-      const T* other = k + 1 < count ? find(pages_.values, from + k + 1) : nullptr;
+      if (k % kLanes == 0) fetch(k + kLanes < kPanel ? pages_.stored.values : pages_.stored.keys, from + k + kLanes);
+      const S* one = find(pages_.stored.values, from + k);
+      const S* other = k + 1 < count ? find(pages_.stored.values, from + k + 1) : nullptr;
       for (int64_t h = 0; h < heads_; ++h) {
         T* to = values_ + h * panels_ * panel;
         int64_t d = other == nullptr ? 0 : pack_two(one + h * dim, other + h * dim, k, to);
         for (; d < wide; ++d) {
-          to[d / kPanel * panel + panel_place<T>(d % kPanel, k)] = one[h * dim + d];
-          if (other != nullptr) to[d / kPanel * panel + panel_place<T>(d % kPanel, k + 1)] = other[h * dim + d];
+          to[d / kPanel * panel + panel_place<T>(d % kPanel, k)] = as_number<T>(one[h * dim + d]);
+          if (other != nullptr) to[d / kPanel * panel + panel_place<T>(d % kPanel, k + 1)] =
+              as_number<T>(other[h * dim + d]);
         }
       }
     }
   }
 
   // Packs the values of keys `k` (even) and k + 1 as far as whole vectors go; returns how far that is.
-  int64_t pack_two(const T* one, const T* other, int64_t k, T* to) const {
+  int64_t pack_two(const S* one, const S* other, int64_t k, T* to) const {
     int64_t d = 0;
     for (; d + kLanes <= shape_.value_dim(); d += kLanes) {
       T* here = to + d / kPanel * kPanel * kPanel;
       if constexpr (sizeof(T) == 2) {
-        Halves low, high;
-        std::memcpy(&low, one + d, sizeof(low));
-        std::memcpy(&high, other + d, sizeof(high));
-        const Words both = __builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16;
+        const Words low = reinterpret_cast<Words>(load(one + d)) >> 16;
+        const Words both = low | (reinterpret_cast<Words>(load(other + d)) & 0xffff0000u);
         std::memcpy(here + panel_place<T>(d % kPanel, k), &both, sizeof(both));
       } else {
         store(load(one + d), here + panel_place<T>(d % kPanel, k));
@@ -247,6 +273,9 @@ class BlockAttention {
     const int64_t position = block_.position + row / shape_.group();
     const int32_t seen = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - from, 0, count));
     const float scale = weighing_.scale, before = tops_[head * rows_ + row];
+    if constexpr (kCodes)
+      for (int64_t i = 0; i < kPanel; i += kLanes)
+        store(load(scores_ + row * kPanel + i) * load(key_scales_ + head * kPanel + i), scores_ + row * kPanel + i);
     if (weighing_.cap > 0.0f) bend(scores_ + row * kPanel);
     if (weighing_.hides())
       std::fill_n(scores_ + row * kPanel, std::clamp<int64_t>(weighing_.first(position) - from, 0, count), kNone);
@@ -263,7 +292,13 @@ class BlockAttention {
     for (int p = 0; p < kParts; ++p) {
       const Floats weight = scores[p] == kNone ? Floats{} : exp_of(scores[p] - top);
       total += weight;
-      store(weight, weights + p * kLanes);
+      if constexpr (kCodes) {
+        // What is not seen may have any scale, and no number too.
+        const Floats scaled = weight * load(value_scales_ + head * kPanel + p * kLanes);
+        store(scores[p] == kNone ? Floats{} : scaled, weights + p * kLanes);
+      } else {
+        store(weight, weights + p * kLanes);
+      }
     }
     if (top != before && before != kNone) rescale(head, row, std::exp(before - top));
     tops_[head * rows_ + row] = top;
@@ -287,28 +322,30 @@ class BlockAttention {
   const Shape& shape_;
   const Weighing& weighing_;
   const Block<T>& block_;
-  const Pages<T>& pages_;
+  const Pages<S>& pages_;
   int64_t first_, heads_, rows_, depth_, panels_, padded_, first_key_ = 0, end_ = 0;
   bool invariant_;
   T *q_, *keys_, *values_;
   float* scores_;
   T* weights_;
   float *sums_, *tops_, *totals_;
+  float *key_scales_, *value_scales_;  // by head those of a panel, where there are codes
 };
 
 // Attention of a group for KV heads `first` to `last`: what all share is read for all at once, the rest by each. Nobody
 // shares where there is a window: keys that have left it may be anybody's by now, so not one of them is read.
-template <typename T>
-void attend(const Shape& shape, const Weighing& weighing, const Group& group, Block<T> block, const T* keys,
-            const T* values, int64_t first, int64_t last, Scratch& scratch) {
+template <typename T, typename S>
+void attend(const Shape& shape, const Weighing& weighing, const Group& group, Block<T> block, const Stored<S>& stored,
+            int64_t first, int64_t last, Scratch& scratch) {
   block.places = group.tokens;
   block.tokens = 0;
   for (int64_t i = 0; i < group.count; ++i) block.tokens += group.pieces[i].tokens;
   // The last key that is shared lies before every token.
   block.position = group.shared;
-  std::optional<BlockAttention<T>> together;
+  const Pages<S> shared{stored, group.pieces[0].table};
+  std::optional<BlockAttention<T, S>> together;
   if (group.shared > 0) {
-    together.emplace(shape, weighing, block, Pages<T>{keys, values, group.pieces[0].table}, first, last, scratch, 8);
+    together.emplace(shape, weighing, block, shared, first, last, scratch, 8);
     together->begin();
     together->read(0, group.shared);
   }
@@ -319,7 +356,8 @@ void attend(const Shape& shape, const Weighing& weighing, const Group& group, Bl
     own.places += done;
     own.tokens = piece.tokens;
     own.position = piece.position;
-    BlockAttention<T> alone(shape, weighing, own, Pages<T>{keys, values, piece.table}, first, last, scratch, 0);
+    const Pages<S> pages{stored, piece.table};
+    BlockAttention<T, S> alone(shape, weighing, own, pages, first, last, scratch, 0);
     if (together) {
       alone.go_on(*together, done);
     } else {

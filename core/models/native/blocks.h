@@ -120,25 +120,11 @@ class Attention final : public Mixer<T> {
     T* qkv = shop.buffer<T>(3, tokens, width);
     T* out = shop.buffer<T>(4, tokens, stride);
     qkv_.write(shop.team, shop.scratch, normed, tokens, qkv, width);
-    T *k = step.keys[place_].template mutable_data_ptr<T>(), *v = step.values[place_].template mutable_data_ptr<T>();
-    const int64_t* positions = step.positions.const_data_ptr<int64_t>();
-    shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
-      for (int64_t t = from; t < to; ++t)
-        turn_and_store(qkv + t * width, positions[t], k + plan.slots[t] * shape_.kv_width(),
-                       v + plan.slots[t] * shape_.kv_width());
-    });
-    if (stride > shape_.q_width())
-      for (int64_t t = 0; t < tokens; ++t)
-        std::fill(out + t * stride + shape_.q_width(), out + (t + 1) * stride, T(0.0f));
-    // Heads of a token are side by side in memory: they part only if there is not enough to do otherwise.
-    const int64_t groups = static_cast<int64_t>(plan.groups->size());
-    const int64_t parts = groups < 2 * shop.team.size() ? shape_.kv_heads : 1, heads = shape_.kv_heads / parts;
-    const Block<T> block{qkv, out, width, stride, nullptr, 0, 0};
-    shop.team.run(groups * parts, [&](int64_t chunk, int64_t worker) {
-      const int64_t head = chunk % parts * heads;
-      slipstream::attend(shape_, weighing_, (*plan.groups)[chunk / parts], block, k, v, head, head + heads,
-                         shop.scratch[worker]);
-    });
+    if (step.coded(place_)) {
+      attend(shop, plan, step, step.template stored<int8_t>(place_), qkv, out, tokens);
+    } else {
+      attend(shop, plan, step, step.template stored<T>(place_), qkv, out, tokens);
+    }
     if (gated())
       shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
         for (int64_t t = from; t < to; ++t)
@@ -150,19 +136,45 @@ class Attention final : public Mixer<T> {
  private:
   static constexpr int64_t kTurnTokens = 4;
 
+  // Stores keys and values of qkv[tokens], and puts what its queries attend to in out[tokens].
+  template <typename S>
+  void attend(Workshop& shop, const Plan& plan, const Step& step, const Stored<S>& stored, T* qkv, T* out,
+              int64_t tokens) const {
+    const int64_t width = qkv_.outputs(), stride = out_.depth();
+    const int64_t* positions = step.positions.const_data_ptr<int64_t>();
+    shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
+      for (int64_t t = from; t < to; ++t)
+        turn_and_store(qkv + t * width, positions[t], stored, plan.slots[t]);
+    });
+    if (stride > shape_.q_width())
+      for (int64_t t = 0; t < tokens; ++t)
+        std::fill(out + t * stride + shape_.q_width(), out + (t + 1) * stride, T(0.0f));
+    // Heads of a token are side by side in memory: they part only if there is not enough to do otherwise.
+    const int64_t groups = static_cast<int64_t>(plan.groups->size());
+    const int64_t parts = groups < 2 * shop.team.size() ? shape_.kv_heads : 1, heads = shape_.kv_heads / parts;
+    const Block<T> block{qkv, out, width, stride, nullptr, 0, 0};
+    shop.team.run(groups * parts, [&](int64_t chunk, int64_t worker) {
+      const int64_t head = chunk % parts * heads;
+      slipstream::attend(shape_, weighing_, (*plan.groups)[chunk / parts], block, stored, head, head + heads,
+                         shop.scratch[worker]);
+    });
+  }
+
   // Whether a gate for each of its outputs stands behind queries, keys and values.
   bool gated() const { return qkv_.outputs() == shape_.qkv_width() + shape_.q_width(); }
 
   // Norms and turns queries and keys of one token's qkv [(H + 2 K) D], and stores its key and value where they belong.
-  void turn_and_store(T* qkv, int64_t position, T* key, T* value) const {
+  template <typename S>
+  void turn_and_store(T* qkv, int64_t position, const Stored<S>& stored, int64_t slot) const {
     T* k = qkv + shape_.q_width();
     if (turns_first_) turn(qkv, position);
     if (q_norm_) q_norm_->apply(qkv, qkv, shape_.q_width());
     if (k_norm_) k_norm_->apply(k, k, shape_.kv_width());
     if (!turns_first_) turn(qkv, position);
     if (temperature_) multiply(qkv, shape_.q_width(), temperature_->const_data_ptr<float>()[position]);
-    std::copy_n(k, shape_.kv_width(), key);
-    std::copy_n(k + shape_.kv_width(), shape_.kv_width(), value);
+    const int64_t width = shape_.kv_width(), scales = slot * shape_.kv_heads;
+    store_heads(k, shape_.kv_heads, shape_.dim, stored.keys + slot * width, stored.key_scale(scales));
+    store_heads(k + width, shape_.kv_heads, shape_.dim, stored.values + slot * width, stored.value_scale(scales));
   }
 
   void turn(T* qk, int64_t position) const {

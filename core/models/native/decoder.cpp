@@ -349,7 +349,7 @@ std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t d
 
 // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];
 // keys and values by layer that attends [slots, K, D], of the window pool for those that are in it: page_map int32[pages] then says
-// which of its pages stands for which, of page_size tokens each; features [T, C or F] of a draft head; states where a layer is recurrent. Returns float32 logits [S, V], hidden
+// which of its pages stands for which, of page_size tokens each; features [T, C or F] of a draft head; states where a layer is recurrent; scales [slots, K] where keys and values are codes. Returns float32 logits [S, V], hidden
 // [T, C] after the final norm if asked, and [T, n C] if there are n `layers`: what each of them reads, the number of all
 // layers being what the last one leaves.
 std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& positions, const Tensor& slots,
@@ -357,9 +357,10 @@ std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& posi
                             const Tensor& wanted, const Tensor& table, const std::vector<Tensor>& keys,
                             const std::vector<Tensor>& values, bool wants_hidden,
                             const std::vector<int64_t>& layers, const MaybeTensor& features, const MaybeTensor& page_map,
-                            int64_t page_size, const std::optional<StepStates>& states) {
+                            int64_t page_size, const std::optional<StepStates>& states,
+                            const std::vector<Tensor>& key_scales, const std::vector<Tensor>& value_scales) {
   return self.forward({ids, positions, slots, rows, prefixes, extends, wanted, table, keys, values, wants_hidden, layers,
-                       features, page_map, page_size, states});
+                       features, page_map, page_size, states, key_scales, value_scales});
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ from core.models.base import NO_COMPANIONS, ModelSpec
 from core.models.native.states import StateTable
 from core.models.native.weights import decoder_layers, decoder_weights
 
-KV_FORMATS = frozenset({"auto"})
+STORED = frozenset({"auto", "int8"})
 """Names of the formats in which it reads and writes keys and values (`core.memory.kv_formats`)."""
 
 
@@ -46,6 +46,8 @@ class NativeDecoder:
             self._decoder.add_layer(layer)
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
+        self._key_scales: list[torch.Tensor | None] = []
+        self._value_scales: list[torch.Tensor | None] = []
         self._windows: SlidingWindowPool | None = None
         self._states: StateTable | None = None
 
@@ -64,10 +66,13 @@ class NativeDecoder:
         held = {layer.layer_id: (layer, pool) for pool in pools for layer in pool.layers}
         assert tuple(held[number][0] for number in sorted(held)) == self._spec.kv_layers, "built for another model"
         assert kv_pool.dtype == self._spec.dtype, (kv_pool.dtype, self._spec.dtype)
-        assert all(pool.format.name in KV_FORMATS for pool in pools), "compiled code reads no such codes"
+        assert all(pool.format.name in STORED for pool in pools), "compiled code reads no such codes"
         self._windows = windows
         self._keys = [held[number][1].k(number) for number in sorted(held)]
         self._values = [held[number][1].v(number) for number in sorted(held)]
+        coded = [number for number in sorted(held) if held[number][1].format.codes is not None]
+        self._key_scales = [held[number][1].k_scales(number) for number in coded]
+        self._value_scales = [held[number][1].v_scales(number) for number in coded]
         if self._spec.state_layers:
             states = companions[STATES]
             assert isinstance(states, HybridReqToTokenPool), type(states)
@@ -95,6 +100,8 @@ class NativeDecoder:
             None if self._windows is None else self._windows.table,
             batch.kv_pool.page_size,
             None if self._states is None else self._states.of(batch),
+            self._key_scales,
+            self._value_scales,
         )
         batch.layer_states = states.pop() if batch.wants_layers else None
         batch.hidden = states.pop() if batch.wants_hidden else None

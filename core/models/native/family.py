@@ -18,13 +18,15 @@ from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
 from core.config import ModelConfig
 from core.memory.companion import DeviceCompanion
+from core.memory.kv_format import PLAIN, KVFormat
+from core.memory.kv_formats import KV_FORMATS
 from core.memory.kv_pool import KVPool
 from core.models.base import NO_COMPANIONS, Model, ModelSpec, Progress
 from core.models.config import CheckpointConfig
 from core.models.fused.layers import wanted
 from core.models.hf.backend import TransformersModel, load_transformers
-from core.models.hf.self_check import Reference, run_self_check
-from core.models.native.decoder import KV_FORMATS, NativeDecoder
+from core.models.hf.self_check import Reference, coded_reference, run_self_check
+from core.models.native.decoder import STORED, NativeDecoder
 from core.models.native.extension import is_built, load_extension
 from core.models.native.reading import NotDense
 from core.models.native.weights import check_dense
@@ -47,7 +49,7 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
         from core.models.fused.upgrade import with_fused
 
         return with_fused(model, config.deterministic)
-    if config.kv_cache_dtype not in KV_FORMATS:
+    if config.kv_cache_dtype not in STORED:
         logger.info("served by transformers: native decoders read no keys in %s", config.kv_cache_dtype)
         with_products(model, config, progress)
         return model
@@ -57,7 +59,7 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
         logger.info("served by transformers, not by native code: %s", reason)
         with_products(model, config, progress)
         return model
-    upgraded = UpgradingModel(model, config.deterministic)
+    upgraded = UpgradingModel(model, config.deterministic, KV_FORMATS[config.kv_cache_dtype])
     if config.native == "wait" or is_built():
         progress("native", 0.0)
         upgraded.upgrade()
@@ -74,11 +76,16 @@ class UpgradingModel:
     `upgrade` runs on any thread; the forward thread switches to the new model at the beginning of a step.
     """
 
-    def __init__(self, model: TransformersModel, invariant: bool = False) -> None:
+    def __init__(self, model: TransformersModel, invariant: bool = False, format: KVFormat = PLAIN) -> None:
+        """`format`: of the pools that steps will read. Runs the model, so not while it serves."""
         self._current: Model = model
         self._invariant = invariant
         self._spec = model.spec
         self._reference: Reference | None = model.reference
+        self._coded: tuple[KVFormat, Reference] | None = None
+        """Codes that keys are stored as, and what the model makes of them."""
+        if format.codes is not None and model.reference is not None:
+            self._coded = format, coded_reference(model, model.reference, format)
         self._module: PreTrainedModel | None = model.module
         self._next: NativeDecoder | None = None
         self.native = False
@@ -120,6 +127,9 @@ class UpgradingModel:
                 load_extension(), self._module, self._spec, torch.get_num_threads(), self._invariant
             )
             result = run_self_check(decoder, self._reference)
+            if result.passed and self._coded is not None:
+                format, coded = self._coded
+                result = run_self_check(decoder, coded, format=format)
         except (ExtensionUnavailable, NotDense) as reason:
             logger.warning("no native code, transformers goes on: %s", reason)
         except BaseException:  # a thread of its own: nothing above it would tell of a panic
@@ -130,4 +140,4 @@ class UpgradingModel:
                 self._next, self.native = decoder, True
             else:
                 logger.warning("no native code, transformers goes on: its logits differ by %.2g", result.error)
-        self._module = self._reference = None
+        self._module = self._reference = self._coded = None

@@ -47,7 +47,20 @@ class NativeHead:
         logits, features = self._decoder.forward(
             *(step.ids, step.positions, step.slots, step.rows),
             *(torch.from_numpy(step.prefixes), torch.from_numpy(step.extends)),
-            *(step.wanted, step.table, self._keys, self._values, False, OWN_FEATURES, step.features, None, 1, None),
+            *(
+                step.wanted,
+                step.table,
+                self._keys,
+                self._values,
+                False,
+                OWN_FEATURES,
+                step.features,
+                None,
+                1,
+                None,
+                [],
+                [],
+            ),
         )
         return logits, features
 

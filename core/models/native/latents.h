@@ -52,17 +52,20 @@ class Latents final : public Mixer<T> {
     into_.write(shop.team, shop.scratch, normed, tokens, projected, width);
     const Queries q = queries_of(shop, projected, tokens);
     T* asked = shop.buffer<T>(9, tokens, shape_.q_width());
-    T* keys = step.keys[place_].template mutable_data_ptr<T>();
-    const Plan& plan = planner.of(false);
     const int64_t* positions = step.positions.const_data_ptr<int64_t>();
     shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
       for (int64_t t = from; t < to; ++t) {
-        store_key(projected + (t + 1) * width - shape_.dim, positions[t], keys + plan.slots[t] * shape_.dim);
+        make_key(projected + (t + 1) * width - shape_.dim, positions[t]);
         turn_queries(q.of + t * q.stride, positions[t], asked + t * shape_.q_width());
       }
     });
     by_head(shop, absorb_, q.of, q.stride, query(), still_, tokens, asked, shape_.q_width(), shape_.dim);
-    attend(shop, plan, keys, asked);
+    const Plan& plan = planner.of(false);
+    if (step.coded(place_)) {
+      store_and_attend(shop, plan, step.template stored<int8_t>(place_), projected, tokens, asked);
+    } else {
+      store_and_attend(shop, plan, step.template stored<T>(place_), projected, tokens, asked);
+    }
     const int64_t stride = out_.depth();
     T* out = shop.buffer<T>(4, tokens, stride);
     for (int64_t t = 0; t < tokens; ++t)
@@ -105,10 +108,10 @@ class Latents final : public Mixer<T> {
     return {q, stride};
   }
 
-  void store_key(const T* projected, int64_t position, T* key) const {
-    kv_norm_.apply(projected, key, shape_.latent);
-    std::copy_n(projected + shape_.latent, shape_.dim - shape_.latent, key + shape_.latent);
-    rotary_.turn(key + shape_.latent, position);
+  // In its place.
+  void make_key(T* projected, int64_t position) const {
+    kv_norm_.apply(projected, projected, shape_.latent);
+    rotary_.turn(projected + shape_.latent, position);
   }
 
   // Leaves room for the latents of all heads.
@@ -146,9 +149,23 @@ class Latents final : public Mixer<T> {
     });
   }
 
+  // Keys stand at the ends of projected[tokens].
+  template <typename S>
+  void store_and_attend(Workshop& shop, const Plan& plan, const Stored<S>& stored, const T* projected, int64_t tokens,
+                        T* asked) const {
+    const int64_t width = into_.outputs();
+    shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
+      for (int64_t t = from; t < to; ++t)
+        store_heads(projected + (t + 1) * width - shape_.dim, 1, shape_.dim, stored.keys + plan.slots[t] * shape_.dim,
+                    stored.key_scale(plan.slots[t]));
+    });
+    attend(shop, plan, stored, asked);
+  }
+
   // Puts what queries attend to in their place. Heads part only if there is not enough to do otherwise: all of them read
   // the same keys.
-  void attend(Workshop& shop, const Plan& plan, const T* keys, T* asked) const {
+  template <typename S>
+  void attend(Workshop& shop, const Plan& plan, const Stored<S>& stored, T* asked) const {
     const int64_t groups = static_cast<int64_t>(plan.groups->size()), width = shape_.q_width();
     const int64_t parts = groups < 2 * shop.team.size() ? std::max<int64_t>(1, shape_.heads / kPartHeads) : 1;
     shop.team.run(groups * parts, [&](int64_t chunk, int64_t worker) {
@@ -156,7 +173,7 @@ class Latents final : public Mixer<T> {
       const Shape shape{last - first, 1, shape_.dim, shape_.latent};
       T* rows = asked + first * shape_.dim;
       const Block<T> block{rows, rows, width, width, nullptr, 0, 0};
-      slipstream::attend(shape, weighing_, (*plan.groups)[chunk / parts], block, keys, keys, 0, 1, shop.scratch[worker]);
+      slipstream::attend(shape, weighing_, (*plan.groups)[chunk / parts], block, stored, 0, 1, shop.scratch[worker]);
     });
   }
 

@@ -11,6 +11,7 @@
 #include "scratch.h"
 #include "sharing.h"
 #include "states.h"
+#include "stored.h"
 
 namespace slipstream {
 
@@ -25,8 +26,23 @@ struct Step {
   const MaybeTensor& page_map;
   int64_t page_size;
   const std::optional<StepStates>& states;
+  const std::vector<Tensor>&key_scales, &value_scales;
 
   const Tensor& convs(size_t place) const { return std::get<3>(*states)[place]; }
+  // Whether codes are stored instead of numbers.
+  bool coded(size_t place) const { return keys[place].scalar_type() == at::kChar; }
+
+  // What the layers that attend have their keys and values in; S as `coded` says.
+  template <typename S>
+  Stored<S> stored(size_t place) const {
+    Stored<S> found{keys[place].template mutable_data_ptr<S>(), values[place].template mutable_data_ptr<S>()};
+    if constexpr (Stored<S>::kCodes) {
+      found.key_scales = key_scales[place].template mutable_data_ptr<uint8_t>();
+      found.value_scales = value_scales[place].template mutable_data_ptr<uint8_t>();
+    }
+    return found;
+  }
+
   const Tensor& recurrent(size_t place) const { return *std::get<4>(*states)[place]; }
 };
 

@@ -41,14 +41,44 @@ LITTLE = 128
 CODED = KV_FORMATS["fp8_e4m3"]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """A format, and what computes: modules, or compiled code. `off`: what it may cost of a logit, root mean square."""
+
+    stored: str
+    native: str
+    off: float
+
+    @property
+    def format(self) -> KVFormat:
+        return KV_FORMATS[self.stored]
+
+
+CASES = {
+    "fp8_e4m3": Case("fp8_e4m3", "off", 0.04),
+    "int8": Case("int8", "off", 0.01),
+    "int8-native": Case("int8", "wait", 0.01),
+}
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=list(CASES))
+def case(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def model() -> Model:
-    return load_model(config_of().model, CPU)
+def model(case: Case) -> Model:
+    made = load_model(config_of(case).model, CPU)
+    if case.native == "wait" and not getattr(made, "native", False):
+        pytest.skip("no compiler")
+    return made
 
 
-def config_of(speculation: str = "off", chunk: int = 512, **memory: Any) -> EngineConfig:
+def config_of(
+    case: Case = CASES["fp8_e4m3"], speculation: str = "off", chunk: int = 512, **memory: Any
+) -> EngineConfig:
     return EngineConfig(
-        model=ModelConfig(str(bundled_model_dir()), native="off", kv_cache_dtype="fp8_e4m3"),
+        model=ModelConfig(str(bundled_model_dir()), native=case.native, kv_cache_dtype=case.stored),
         memory=MemoryConfig(**{"page_size": 4, "max_running_requests": 8, "max_total_tokens": 2048, **memory}),
         scheduler=SchedulerConfig(chunked_prefill_size=chunk),
         speculation=SpeculationConfig(method=speculation, max_drafts=3),
@@ -79,22 +109,22 @@ async def tokens_of(model: Model, config: EngineConfig, rounds: int = 1) -> list
         return answers
 
 
-async def test_the_same_tokens_however_they_are_computed(model: Model) -> None:
-    (whole,) = await tokens_of(model, config_of(prefix_cache="none"))
+async def test_the_same_tokens_however_they_are_computed(case: Case, model: Model) -> None:
+    (whole,) = await tokens_of(model, config_of(case, prefix_cache="none"))
     assert len(set(whole)) == len(whole), "every prompt has an answer of its own"
-    (chunked,) = await tokens_of(model, config_of(chunk=5, prefix_cache="none"))
+    (chunked,) = await tokens_of(model, config_of(case, chunk=5, prefix_cache="none"))
     assert chunked == whole
-    for found in await tokens_of(model, config_of(), rounds=2):
+    for found in await tokens_of(model, config_of(case), rounds=2):
         assert found == whole, "a prefix that is found holds what the prompt would have written"
-    (retracted,) = await tokens_of(model, config_of(max_total_tokens=LITTLE))
+    (retracted,) = await tokens_of(model, config_of(case, max_total_tokens=LITTLE))
     assert retracted == whole
-    (drafted,) = await tokens_of(model, config_of("ngram"))
+    (drafted,) = await tokens_of(model, config_of(case, "ngram"))
     assert drafted == whole
 
 
-async def test_sums_are_right(model: Model) -> None:
+async def test_sums_are_right(case: Case, model: Model) -> None:
     tokenizer = Tokenizer.load(str(bundled_model_dir()))
-    built = build.assemble(config_of(), model, tokenizer, DeviceStreams(CPU))
+    built = build.assemble(config_of(case), model, tokenizer, DeviceStreams(CPU))
     rust = Rust.from_file(str(bundled_model_dir() / "tokenizer.json"))
     async with started(built) as engine:
         for a, b in held_out_sums()[:6]:
@@ -130,18 +160,18 @@ def perplexity(logits: torch.Tensor, texts: Sequence[list[int]]) -> float:
     return math.exp(torch.cat(losses).mean().item())
 
 
-def test_perplexity_is_within_half_a_percent_and_logits_are_near(model: Model) -> None:
+def test_perplexity_is_within_half_a_percent_and_logits_are_near(case: Case, model: Model) -> None:
     texts = documents(8)
-    plain, coded = (logits_of(model, texts, format) for format in (PLAIN, CODED))
+    plain, coded = (logits_of(model, texts, format) for format in (PLAIN, case.format))
     assert perplexity(coded, texts) == pytest.approx(perplexity(plain, texts), rel=5e-3)
     off = (coded - plain).square().mean().sqrt() / plain.square().mean().sqrt()
-    assert 1e-3 < off < 0.04, "eight bits show, and not much"
+    assert 1e-3 < off < case.off, "eight bits show, and not much"
 
 
-def test_a_step_reads_its_own_tokens_from_the_codes(model: Model) -> None:
+def test_a_step_reads_its_own_tokens_from_the_codes(case: Case, model: Model) -> None:
     (text,) = documents(1)[-1:]
-    (whole,) = logits_of(model, [text], CODED).split(len(text))
-    rows = PagedRows(model.spec.kv_layers, 1, 256, page_size=4, dtype=model.spec.dtype, format=CODED)
+    (whole,) = logits_of(model, [text], case.format).split(len(text))
+    rows = PagedRows(model.spec.kv_layers, 1, 256, page_size=4, dtype=model.spec.dtype, format=case.format)
     model.bind(rows.pool, build_attention("auto", CPU))
     for place, token in enumerate(text):
         found = model.forward(rows.batch([Part(1, place, 1)], 0, [token]))
@@ -162,6 +192,8 @@ def test_what_cannot_be_is_refused_by_name(model: Model) -> None:
     half = dataclasses.replace(model.spec, dtype=torch.bfloat16)
     assert check_kv_format(config_of(), half, TritonAttention) is CODED
     assert check_kv_format(EngineConfig(), model.spec, VarlenAttention) is PLAIN
+    with pytest.raises(ConfigError, match=r"^kv_cache_dtype=int8 is not possible: .*TritonAttention, its kernels read"):
+        check_kv_format(config_of(CASES["int8"]), half, TritonAttention)
 
 
 def test_native_code_steps_aside_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
