@@ -63,8 +63,8 @@ class ModelConfig:
         "auto",
         "Model",
         "How keys and values are cached: as they are computed (auto), or in eight bits with a scale for each token and "
-        "head (int8 for compiled code on the CPU, fp8_e4m3 for GPUs), so that the same memory holds nearly twice as many "
-        "tokens of a bfloat16 model.",
+        "head (int8 for compiled code on the CPU, fp8_e4m3 for GPUs), so that the same memory holds nearly twice as "
+        "many tokens of a bfloat16 model.",
         choices=KV_CACHE_DTYPES,
     )
     """A name of `core.memory.kv_formats`."""

@@ -27,9 +27,9 @@ class GivenBack:
         """Bytes that the device has back."""
         for storage in storages.values():
             size = storage.nbytes()
-            if storage.device.type == "cpu":
-                # What is kept has nowhere else to go.
-                self.nbytes += 0 if keep else _forget(storage)
+            if storage.device.type != "cuda":
+                # What is kept on the CPU has nowhere else to go; what compiled code has packed is nowhere (meta).
+                self.nbytes += _forget(storage) if storage.device.type == "cpu" and not keep else 0
                 continue
             copy = torch.UntypedStorage(size).pin_memory().copy_(storage) if keep else None
             self._held.append((storage, size, copy))

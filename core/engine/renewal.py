@@ -35,6 +35,7 @@ from core.models.attention_proof import prove_attention, prove_codes
 from core.models.base import Model, ModelSpec
 from core.models.loader import load_model
 from core.models.lora.slots import LORA, AdapterSlots
+from core.models.same_configuration import configuration, why_not_same
 from core.native.host import HostCode
 from core.relay.future_map import FutureMap
 
@@ -68,6 +69,8 @@ class Renewal:
         """`serving`: what the engine begins with."""
         self._config, self._streams, self._pools, self._code = config, streams, pools, code
         self._serving = serving
+        self._configured = configuration(Path(config.model.path))
+        """What the model was built by, as it was then: an emulated one has none."""
         self._state: DeviceState | None = None
         self._given_back: tuple[GivenBack, ...] = ()
 
@@ -89,6 +92,8 @@ class Renewal:
         """
         config = dataclasses.replace(self._config, model=dataclasses.replace(self._config.model, path=str(directory)))
         device = self._streams.device
+        if (reason := why_not_same(self._configured, directory)) is not None:
+            raise ModelLoadError(f"it is no other weights of the model that is served: its config.json has {reason}")
         # As at the start of the engine: the number is kept for each thread.
         torch.set_num_threads(config.executor.threads())
         model = load_model(config.model, device, keeps_modules=keeps_modules(config))

@@ -40,13 +40,14 @@ class ControlClient:
     async def update_weights(self, weight_version: str, *, path: str = "", name: str = "") -> pb.UpdateWeightsResponse:
         """Serve other weights as `weight_version`, from one step to the next; returns when they are served.
 
-        `path`: a directory below the server's directory of weights. `name`: instead, a model of the hub.
+        `path`: a directory below the server's directory of weights; the one of that name, unless it is given. `name`:
+        instead, a model of the hub.
         """
         request = pb.UpdateWeightsRequest(weight_version=weight_version)
         if name:
             request.name = name
         else:
-            request.path = path
+            request.path = path or weight_version
         response: pb.UpdateWeightsResponse = await self._call(self.stub.UpdateWeights, request)
         return response
 

@@ -29,6 +29,7 @@ from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.models.encoder_decoder.model import EncoderDecoder
 from core.models.encoder_decoder.self_check import EncoderReference, check_encoder_decoder, plain_reference
 from core.models.hf.backend import load_module, one_line
+from core.models.mapped import own
 from core.models.quantized.registry import method_name
 
 log = logging.getLogger(__name__)
@@ -107,12 +108,10 @@ def load_encoder_decoder(
     except Exception as error:
         raise ModelLoadError(f"model type {kind!r} is not supported: {one_line(error)}") from error
     if not result.passed:
-        raise ModelLoadError(
-            f"model type {kind!r} is not supported: packed and plain logits differ by {result.error:.2g} of the "
-            f"largest logit (at most {result.tolerance:g} is rounding)"
-        )
+        raise ModelLoadError(f"model type {kind!r} is not supported: {result.told}")
     # Not before the check: the plain model has logits for these ids.
     loaded.silence(never, device)
+    own(model, checkpoint.path)
     loaded.reference = reference
     progress("self-check", 1.0)
     return loaded

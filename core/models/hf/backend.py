@@ -42,6 +42,7 @@ from core.models.hf.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.hf.self_check import CheckResult, Reference, plain_reference, run_self_check
 from core.models.hf.windowed import window_layers
 from core.models.lora.slots import LORA
+from core.models.mapped import SMALL, own
 from core.models.quantized.at_load import quantize_at_load
 from core.models.quantized.registry import QuantizedWeights, method_name, quant_method
 
@@ -154,10 +155,7 @@ def prove_module(
     except Exception as error:
         raise ModelLoadError(f"{what} is not supported: {one_line(error)}") from error
     if not result.passed:
-        raise ModelLoadError(
-            f"{what} is not supported: packed and plain logits differ by {result.error:.2g} of the "
-            f"largest logit (at most {result.tolerance:g} is rounding)"
-        )
+        raise ModelLoadError(f"{what} is not supported: {result.told}")
     progress("self-check", 1.0)
     return loaded
 
@@ -281,6 +279,7 @@ def _load_weights(
         model, info = loaded
         _refuse_guessed_weights(checkpoint, info, head_layers(model.config.get_text_config()))
         ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
+        own(ready, checkpoint.path, SMALL)
     except ModelLoadError:
         raise
     except Exception as error:

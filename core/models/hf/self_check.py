@@ -8,6 +8,7 @@ logits here, not in front of a user. Eight tokens cannot show a window of 4096: 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -64,6 +65,16 @@ class CheckResult:
     passed: bool
     error: float
     tolerance: float
+
+    @property
+    def told(self) -> str:
+        """What is wrong, as the end of a sentence."""
+        if not math.isfinite(self.error):
+            return "its logits are not finite, as with weights that are not"
+        return (
+            f"packed and plain logits differ by {self.error:.2g} of the largest logit (at most {self.tolerance:g} is "
+            "rounding)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

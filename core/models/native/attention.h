@@ -202,7 +202,11 @@ class BlockAttention {
       if (first + kLanes == kPanel) fetch(pages_.stored.values, from);
       for (int64_t h = 0; h < heads_; ++h) {
         T* panel = keys_ + h * depth_ * kPanel;
-        for (int64_t word = 0; word < words; word += kLanes)
+        int64_t word = 0;
+        if constexpr (kCodes)
+          for (constexpr int64_t kStep = 4 * kLanes / kWord; word + kStep <= words; word += kStep)
+            turn_codes(key, present, h * dim + word * kWord, panel + (word * kPanel + first) * kWord);
+        for (; word < words; word += kLanes)
           turn(key, present, h * dim + word * kWord, panel + (word * kPanel + first) * kWord);
         for (int64_t k = 0; k < present; ++k)
           for (int64_t d = whole; d < dim; ++d) panel[panel_place<T>(first + k, d)] = as_number<T>(key[k][h * dim + d]);
@@ -219,6 +223,31 @@ class BlockAttention {
     }
     transpose(rows);
     for (int64_t w = 0; w < kLanes; ++w) std::memcpy(to + w * kPanel * kWord, &rows[w], sizeof(Words));
+  }
+
+  // Four times as many codes as lanes, turned four by four, and made numbers where they lie.
+  static void turn_codes(const int8_t* const* key, int64_t present, int64_t at, T* to) {
+    Words fours[kLanes];
+    for (int64_t k = 0; k < kLanes; ++k) {
+      fours[k] = Words{};
+      if (k < present) std::memcpy(&fours[k], key[k] + at, sizeof(Words));
+    }
+    transpose(fours);
+    for (int64_t w = 0; w < kLanes; ++w) {
+      Floats numbers[4];
+      for (int i = 0; i < 4; ++i)
+        numbers[i] = __builtin_convertvector(reinterpret_cast<Ints>(fours[w] << (24 - 8 * i)) >> 24, Floats);
+      for (int i = 0; i < 4; i += kWord) {
+        T* here = to + (4 * w + i) * kPanel;
+        if constexpr (kWord == 2) {
+          const Words low = reinterpret_cast<Words>(numbers[i]) >> 16;
+          const Words both = low | (reinterpret_cast<Words>(numbers[i + 1]) & 0xffff0000u);
+          std::memcpy(here, &both, sizeof(both));
+        } else {
+          store(numbers[i], here);
+        }
+      }
+    }
   }
 
   static void take_words(const T* from, Words& to) { std::memcpy(&to, from, sizeof(to)); }

@@ -26,6 +26,7 @@ from core.models.config import CheckpointConfig
 from core.models.fused.layers import wanted
 from core.models.hf.backend import TransformersModel, load_transformers
 from core.models.hf.self_check import Reference, coded_reference, run_self_check
+from core.models.mapped import own
 from core.models.native.decoder import STORED, NativeDecoder
 from core.models.native.extension import is_built, load_extension
 from core.models.native.reading import NotDense
@@ -44,6 +45,7 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
     """
     model = load_transformers(checkpoint, config, device, progress)
     if config.native == "off":
+        own(model.module, checkpoint.path)
         return model
     if wanted(device):
         from core.models.fused.upgrade import with_fused
@@ -51,14 +53,18 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
         return with_fused(model, config.deterministic)
     if config.kv_cache_dtype not in STORED:
         logger.info("served by transformers: native decoders read no keys in %s", config.kv_cache_dtype)
+        own(model.module, checkpoint.path)
         with_products(model, config, progress)
         return model
     try:
         check_dense(model.module, model.spec)
     except NotDense as reason:
         logger.info("served by transformers, not by native code: %s", reason)
+        own(model.module, checkpoint.path)
         with_products(model, config, progress)
         return model
+    # Of the large matrices the one that is read as it is; others are packed.
+    own(model.module.get_input_embeddings(), checkpoint.path)
     upgraded = UpgradingModel(model, config.deterministic, KV_FORMATS[config.kv_cache_dtype])
     if config.native == "wait" or is_built():
         progress("native", 0.0)

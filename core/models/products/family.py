@@ -18,6 +18,7 @@ from core.models.base import Progress
 from core.models.config import CheckpointConfig
 from core.models.hf.backend import TransformersModel, load_transformers
 from core.models.hf.self_check import CheckResult, Reference, run_self_check
+from core.models.mapped import own
 from core.models.products.extension import is_built, load_extension
 from core.models.products.packing import DTYPES, Forward, matrices_of, put_in_place
 from core.models.products.reads import alone_with_weights
@@ -35,6 +36,7 @@ def load_packed(
 ) -> TransformersModel:
     """As `load_transformers`, with compiled products where `config.native` allows them."""
     model = load_transformers(checkpoint, config, device, progress)
+    own(model.module, checkpoint.path)
     with_products(model, config, progress)
     return model
 

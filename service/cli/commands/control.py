@@ -64,7 +64,6 @@ def update(weight_version: str, path: str, name: str, server: str, wait: float, 
     that name. Streams go on from their tokens; cached prefixes are forgotten."""
     if path and name:
         raise click.UsageError("--path or --name, not both")
-    path = path or ("" if name else weight_version)
     done = _ask(server, wait, options, lambda client: client.update_weights(weight_version, path=path, name=name))
     took = f"loaded in {_seconds(done.load)}, no step for {_seconds(done.held)}"
     restarted = f", {done.restarted_requests} requests computed again" if done.restarted_requests else ""

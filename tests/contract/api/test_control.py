@@ -59,6 +59,8 @@ async def test_what_it_does_is_told_field_by_field(serve: Serve) -> None:
         done = await control.update_weights("step-1", path="runs/step-1")
         assert (done.weight_version, done.replaced_version, done.restarted_requests) == ("step-1", "first", 3)
         assert (done.load.ToTimedelta().total_seconds(), done.held.ToTimedelta().total_seconds()) == (1.5, 0.25)
+        await control.update_weights("step-3")
+        assert serving.engine.control.updates.pop() == WeightSource("step-3"), "the directory of that name"
         await control.update_weights("step-2", name="org/model@v2")
         assert serving.engine.control.updates == [WeightSource("runs/step-1"), WeightSource(name="org/model@v2")]
         nap = await control.sleep()

@@ -46,7 +46,7 @@ DRAFTS = 4
 BATCHES, EACH = runs(2, 100), runs(2, 4)
 """Random batches of each family, and of each engine."""
 
-FAMILIES: dict[str, tuple[str, str, str]] = {
+FAMILIES: dict[str, tuple[str, ...]] = {
     "float32": ("llama", "float32", "none"),
     "bfloat16": ("qwen3", "bfloat16", "none"),
     "int8": ("llama", "bfloat16", "int8"),
@@ -55,10 +55,11 @@ FAMILIES: dict[str, tuple[str, str, str]] = {
     "chunks": ("llama4_text", "float32", "none"),
     "experts": ("gpt_oss", "bfloat16", "none"),
     "latents": ("deepseek_v3", "bfloat16", "none"),
+    "codes": ("qwen3", "bfloat16", "none", "int8"),
     "states": ("mamba2", "bfloat16", "none"),
     "states and experts": ("qwen3_next", "bfloat16", "none"),
 }
-"""Name -> kind of checkpoint, dtype, quantisation at load."""
+"""Name -> kind of checkpoint, dtype, quantisation at load, and how keys are stored unless as they are computed."""
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -231,12 +232,13 @@ def _native_code() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_no_batch_changes_a_bit(family: str, checkpoint_of: Callable[[str], Path], seed: int) -> None:
-    kind, dtype, quantization = FAMILIES[family]
+    kind, dtype, quantization, *stored = FAMILIES[family]
     config = ModelConfig(
         str(checkpoint_of(kind)),
         dtype=dtype,
         quantization=quantization,
         native="wait",
+        kv_cache_dtype=stored[0] if stored else "auto",
         context_length=CONTEXT,
         deterministic=True,
     )

@@ -34,7 +34,7 @@ ASKED: dict[str, tuple[dict[str, Any], torch.device, str]] = {
     "adapters": ({"lora": LoraConfig((("name", "folder"),))}, CPU, "without --deterministic"),
     "adapters that come": ({"lora": LoraConfig(directory="folder")}, CPU, "without --deterministic"),
     "speculative=mtp": ({"speculation": SpeculationConfig("mtp")}, CPU, "ngram and draft:DIR do not"),
-    "kv_cache_dtype": ({"model": ModelConfig(deterministic=True, kv_cache_dtype="fp8_e4m3")}, CPU, "leave it at auto"),
+    "kv_cache_dtype": ({"model": ModelConfig(deterministic=True, kv_cache_dtype="fp8_e4m3")}, CPU, "name one of these"),
     "attention_backend": ({"executor": ExecutorConfig(attention_backend="flashinfer")}, GPU, "leave it at auto"),
 }
 """What is asked for, on which device, and what the refusal says to do."""

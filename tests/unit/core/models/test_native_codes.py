@@ -25,6 +25,7 @@ from core.models.native import family
 from core.models.native.decoder import NativeDecoder
 from core.models.native.extension import load_extension
 from core.native.kept_library import ExtensionUnavailable
+from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 KINDS = ("llama", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "llama4_text", "qwen3_next", "mixtral")
@@ -65,6 +66,18 @@ def test_logits_are_those_of_modules_that_read_the_same_codes(
     first = model.spec.kv_layers[0].layer_id
     for what in ("k", "v", "k_scales", "v_scales"):
         assert torch.equal(getattr(pool, what)(first), getattr(expected_pool, what)(first)), what
+
+
+@pytest.mark.parametrize("head", [8, 48, 64, 80, 128])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_of_any_width_are_read(extension: Any, tmp_path: Path, head: int, dtype: str) -> None:
+    """Codes are turned sixty-four at a time, then as many as words have room for, then one by one."""
+    model = loaded(make_checkpoint("llama", tmp_path, head_dim=head), dtype)
+    assert model.reference is not None
+    coded = coded_reference(model, model.reference, INT8)
+    decoder = NativeDecoder(extension, model.module, model.spec, 2)
+    result = run_self_check(decoder, coded, format=INT8)
+    assert result.passed and (dtype == "bfloat16" or result.error < 1e-4), result
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
@@ -118,3 +131,20 @@ def test_other_codes_are_left_to_modules(checkpoint_of: Callable[[str], Path]) -
     assert "fp8_e4m3" not in family.STORED
     made = load_model(ModelConfig(str(checkpoint_of("llama")), kv_cache_dtype="fp8_e4m3", native="wait"), CPU)
     assert isinstance(made, TransformersModel)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 3.4e38])
+def test_bytes_of_what_is_no_number(extension: Any, checkpoint_of: Callable[[str], Path], odd: float) -> None:
+    """Compiled code leaves what the format says of such a head: zeros, and a scale that is none."""
+    model = loaded(checkpoint_of("llama"))
+    assert model.reference is not None
+    with torch.no_grad():
+        layer: Any = model.module.model.layers[0]
+        layer.self_attn.v_proj.weight[:4] = odd
+    decoder = NativeDecoder(extension, model.module, model.spec, 2)
+    pool, _ = run(decoder, model.reference.ids)
+    codes, scales = pool.v(0), pool.v_scales(0)
+    assert scales is not None
+    written = scales[:, 0] != 0
+    assert written.any() and (scales[written, 0] == kv_int8.NO_NUMBER).all() and not codes[written, 0].any()
+    assert (scales[written, 1] != kv_int8.NO_NUMBER).all()
