@@ -170,13 +170,20 @@ class BlockAttention {
 
   // By head, the scales of the keys and values of a panel.
   void look_up_scales(int64_t from, int64_t count) {
+    const uint8_t* of[2][kPanel];
     for (int64_t k = 0; k < count; ++k) {
       const int64_t at = slot(from + k) * shape_.kv_heads + first_;
-      for (int64_t h = 0; h < heads_; ++h) {
-        key_scales_[h * kPanel + k] = power_of(pages_.stored.key_scales[at + h]);
-        value_scales_[h * kPanel + k] = power_of(pages_.stored.value_scales[at + h]);
-      }
+      of[0][k] = pages_.stored.key_scales + at;
+      of[1][k] = pages_.stored.value_scales + at;
     }
+    // As bytes side by side first: they then become floats as many at a time as there are lanes.
+    uint8_t together[kPanel] = {};
+    for (int64_t h = 0; h < heads_; ++h)
+      for (int64_t of_values = 0; of_values < 2; ++of_values) {
+        for (int64_t k = 0; k < count; ++k) together[k] = of[of_values][k][h];
+        float* to = (of_values ? value_scales_ : key_scales_) + h * kPanel;
+        for (int64_t k = 0; k < kPanel; k += kLanes) store(powers_of(together + k), to + k);
+      }
   }
 
   // Asks for some later tokens: pages lie anywhere, and nothing else knows which comes next.

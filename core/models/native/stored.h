@@ -34,6 +34,13 @@ inline float power_of(uint8_t scale) {
   return power;
 }
 
+inline Floats powers_of(const uint8_t* scales) {
+  using Scales = uint8_t __attribute__((vector_size(kLanes)));
+  Scales bytes;
+  std::memcpy(&bytes, scales, sizeof(bytes));
+  return reinterpret_cast<Floats>(__builtin_convertvector(bytes, Words) << 23);
+}
+
 template <typename T>
 inline T as_number(T stored) {
   return stored;
