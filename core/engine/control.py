@@ -262,6 +262,8 @@ class EngineControl:
             raise RequestFailed("the new weights could not be put in place; the old ones serve on") from error
         self._executor.renew(runner)
         self._read_adapters()
+        # Now: how adapters are read was the last to refer to the weights of before.
+        await self._workers.run(self._renewal.let_go)
 
     async def _renew(self, make: Callable[[], StepRunner]) -> None:
         """Go on with what `make` returns. Without it nothing can be computed any more."""

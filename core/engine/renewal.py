@@ -134,13 +134,14 @@ class Renewal:
         before = self._serving
         self.replace(loaded)
         try:
-            runner = self.install()
+            return self.install()
         except BaseException:
             self.replace(before)
             raise
-        del before
+
+    def let_go(self) -> None:
+        """Give back what weights took that nothing refers to any more."""
         release_garbage(self._streams.device)
-        return runner
 
     def install(self) -> StepRunner:
         """Put what serves over the pools, and capture its steps anew. Raises what a device raises without memory."""

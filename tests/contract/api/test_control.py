@@ -50,6 +50,7 @@ async def info(serving: Serving) -> tuple[str, str]:
 async def test_what_it_does_is_told_field_by_field(serve: Serve) -> None:
     async with serve(**OPEN) as serving:
         control = ControlClient(serving.client)
+        assert serving.engine.control.fetch is None, "names are for servers of a name"
         assert await info(serving) == ("SERVING", "first")
         assert await control.pause() == 7
         assert await info(serving) == ("PAUSED", "first")
@@ -203,7 +204,9 @@ async def test_the_commands(serve: Serve) -> None:
             return await asyncio.to_thread(CliRunner().invoke, cli, ["control", *args, "--server", serving.target])
 
         assert (await run("pause")).output == "paused; 7 streams wait\n"
+        assert serving.engine.control.activity is Activity.PAUSED
         assert (await run("pause", "--end")).output == "paused; 7 streams ended\n"
+        assert serving.engine.control.activity is Activity.REFUSING
         assert (await run("resume")).output == "resumed\n"
         told = "is served instead of first: loaded in 1.50 s, no step for 0.25 s, 3 requests computed again\n"
         assert (await run("update", "step-1")).output == f"step-1 {told}"

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import shutil
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -273,48 +271,3 @@ async def test_what_slept_goes_on(llamas: Path) -> None:
         await waits.done
     async with started(build_engine(config(llamas, NEW))) as engine:
         assert await answers(engine, requests[:1]) == [waits.tokens] and waits.versions == [NEW, NEW]
-
-
-SLEEPERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "packed products": ("gpt2", {}),
-    "adapters": ("llama", {"lora": LoraConfig(directory="/nowhere")}),
-    "codes by modules": ("llama", {"model": {"kv_cache_dtype": "fp8_e4m3"}}),
-    "codes by compiled code": ("llama", {"model": {"kv_cache_dtype": "int8"}}),
-    "modules": ("llama", {"model": {"native": "off"}}),
-    "windows": ("gemma3_text", {}),
-    "states": ("mamba2", {}),
-}
-
-
-@pytest.mark.parametrize("name", SLEEPERS)
-async def test_whatever_serves_can_sleep(name: str, checkpoint_of: Callable[[str], Path]) -> None:
-    """Before its first step and behind it: packed matrices have left their modules by then."""
-    kind, parts = SLEEPERS[name]
-    directory = checkpoint_of(kind)
-    requests = [ask(prompt) for prompt in PROMPTS]
-    async with started(build_engine(config(directory.parent, directory.name, **parts))) as engine:
-        told = []
-        for _ in range(3):
-            nap = await engine.control.sleep()
-            assert nap.freed_bytes > 0 or kind == "mamba2", "what is small fills no page of memory"
-            await engine.control.wake()
-            told.append(await answers(engine, requests))
-        assert told[0] == told[1] == told[2]
-
-
-async def test_weights_that_were_replaced_are_let_go(llamas: Path) -> None:
-    """Each time, and what is loaded and refused as well."""
-    # What is built and started is let go: it makes the first runner, and so knows the first model.
-    engine, gone = await build_engine(config(llamas, OLD, model={"native": "off"})).start(), []
-    try:
-        for name in (NEW, OLD, NEW):
-            model: Any = engine.control._renewal.serving.model
-            gone.append(weakref.ref(model.module))
-            del model
-            await answers(engine, [ask(PROMPTS[0], 4)])
-            await update(engine, name)
-            await answers(engine, [ask(PROMPTS[0], 4)])
-        gc.collect()
-        assert [each() is None for each in gone] == [True, True, True]
-    finally:
-        await engine.stop()

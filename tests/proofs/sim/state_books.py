@@ -44,7 +44,7 @@ class StateBooks:
         self._all = list(range(1, host.size + 1))
         self._free = set(host._free)
         self._evictions = self._seen_evictions = 0
-        self._resume: dict[Req, tuple[int, int]] = {}
+        self._resume: dict[Req, tuple[tuple[int, int], int]] = {}
         """By running request: its generation, and how many of its pages it could be resumed behind."""
         self._pending: dict[int, tuple[int, int]] = {}
         self._behind: set[int] = set()
@@ -119,9 +119,9 @@ class StateBooks:
             whole = int(min(running.known[row], running.planned[row])) // memory.page_size
             pages = memory._pages[row, :whole].tolist()
             best = next((place for place in range(len(pages), 0, -1) if pages[place - 1] in kept), 0)
-            self._resume[req] = (req.generation, best)
-            generation, was = before.get(req, (-1, 0))
-            if generation == req.generation and best < was and not evicted:
+            self._resume[req] = (owner := (row, req.generation), best)
+            seated, was = before.get(req, ((0, -1), 0))
+            if seated == owner and best < was and not evicted:
                 text = f"{req.sink.name} could be resumed behind {was} pages, now behind {best}; nobody took the state"
                 raise Violation("state_resume", text)
         self._behind.clear()

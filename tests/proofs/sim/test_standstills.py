@@ -17,8 +17,7 @@ SEEDS, STEPS = 60, 60
 
 
 def play(seed: int, hits: Hits, steps: int = STEPS) -> None:
-    """Every third with transfers in flight, which an exchange waits for."""
-    World(replace(draw(seed), standstills=True, transfers=seed % 3 == 0), Story(), hits).run(steps)
+    World(replace(draw(seed), standstills=True), Story(), hits).run(steps)
 
 
 @pytest.mark.parametrize(("oracle", "apply"), OF_STANDSTILLS, ids=lambda each: getattr(each, "__name__", each))

@@ -64,6 +64,22 @@ async def test_a_pause_answers_once_no_step_is_in_flight(tokenizer: Tokenizer, m
         assert len((await reader)[0]) == 20
 
 
+async def test_of_two_that_wait_for_the_last_step_one_may_leave(tokenizer: Tokenizer, model: HookedModel) -> None:
+    gate = threading.Event()
+    model.hook = lambda step, *_: assert_opened(gate) if step == 3 else None
+    async with running(tokenizer, model) as engine:
+        reader = asyncio.create_task(read(engine, ask(tokens=20)))
+        await until(lambda: model.step == 3)
+        leaves, stays = (asyncio.create_task(engine.control.pause()) for _ in range(2))
+        await turns(20)
+        engine.control.still._waiting[0].set_result(None)
+        leaves.cancel()
+        gate.set()
+        assert await stays == 1
+        await engine.control.resume()
+        assert len((await reader)[0]) == 20
+
+
 async def test_a_pause_that_ends_streams_refuses_others(tokenizer: Tokenizer, model: HookedModel) -> None:
     async with running(tokenizer, model) as engine:
         reader = asyncio.create_task(read(engine, ask(tokens=400)))

@@ -186,9 +186,19 @@ async def test_a_name_is_fetched_off_the_loop(tokenizer: Tokenizer, loads: Loads
         assert violation.description == "org/gone: the disk of cache is full; see https://hub.example/org/gone"
 
 
+def caused(error: Exception, by: BaseException) -> Exception:
+    error.__cause__ = by
+    return error
+
+
 FAILURES: dict[str, tuple[BaseException, type[Exception], str]] = {
     "refused": (ModelLoadError("/models/x/y.safetensors is truncated"), InvalidRequest, "path: y.safetensors is trunc"),
     "no memory": (torch.OutOfMemoryError("CUDA out of memory"), Overloaded, "Sleep"),
+    "no memory told by a library": (
+        caused(ModelLoadError("cannot be loaded"), torch.OutOfMemoryError("CUDA out of memory")),
+        Overloaded,
+        "Sleep",
+    ),
     "no host memory": (MemoryError(), Overloaded, "Sleep"),
     "a bug": (RuntimeError("of ours"), RuntimeError, "of ours"),
 }
