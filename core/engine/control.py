@@ -251,7 +251,7 @@ class EngineControl:
         if self._asleep:
             self._renewal.replace(loaded)
             return
-        self._executor.renew(None)
+        await asyncio.wrap_future(self._executor.renew(None))
         try:
             runner = await self._workers.run(self._renewal.exchange, loaded)
         except Draining:
@@ -283,7 +283,7 @@ class EngineControl:
         self.still.hold(Hold.SLEEP)
         await self.still.reached()
         self._scheduler.start_over()
-        self._executor.renew(None)
+        await asyncio.wrap_future(self._executor.renew(None))
         try:
             freed = await self._workers.run(self._renewal.give_back)
         except Exception as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from core.batch.result import Published, StepResult
@@ -21,9 +22,10 @@ from core.memory.host_moves import CopyOut
 
 @dataclass(frozen=True, slots=True)
 class _Renewal:
-    """What runs the steps behind it."""
+    """What runs the steps behind it; `taken` is done once that was taken."""
 
     runner: StepRunner | None
+    taken: Future[None] = field(default_factory=Future)
 
 
 class ForwardThread:
@@ -73,10 +75,12 @@ class ForwardThread:
         """See `HostCopies`."""
         return self._landings.take()
 
-    def renew(self, runner: StepRunner | None) -> None:
+    def renew(self, runner: StepRunner | None) -> Future[None]:
         """See `Renewable`."""
         check("executor_renewal", self._in_flight == 0, in_flight=self._in_flight)
-        self._inbox.put(_Renewal(runner))
+        renewal = _Renewal(runner)
+        self._inbox.put(renewal)
+        return renewal.taken
 
     def completed(self) -> list[StepResult]:
         """Results since the last call, in submission order."""
@@ -110,6 +114,7 @@ class ForwardThread:
             if isinstance(batch, _Renewal):
                 self._let_go()
                 self._runner = batch.runner
+                batch.taken.set_result(None)
             elif isinstance(batch, CopyOut):
                 if failure is None:
                     self._landings.bring(batch.copy.number, self._running.copy_out(batch))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
@@ -52,10 +53,12 @@ class InlineExecutor:
         """See `HostCopies`."""
         self._landings.bring(out.copy.number, self._running.copy_out(out))
 
-    def renew(self, runner: StepRunner | None) -> None:
+    def renew(self, runner: StepRunner | None) -> Future[None]:
         """See `Renewable`."""
         check("executor_renewal", not self._done, in_flight=self.in_flight)
-        self._runner = runner
+        self._runner, taken = runner, Future[None]()
+        taken.set_result(None)
+        return taken
 
     @property
     def _running(self) -> StepRunner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from core.batch.result import Published, StepResult
@@ -35,10 +36,10 @@ class HostCopies(Protocol):
 class Renewable(Protocol):
     """An executor that can go on with other weights, or lend the memory of its own. Loop thread only."""
 
-    def renew(self, runner: StepRunner | None) -> None:
+    def renew(self, runner: StepRunner | None) -> Future[None]:
         """Run later steps by `runner`; None: there are none until the next call. Raises InvariantViolation in flight.
 
-        Nothing refers to the runner of before once the thread that runs steps has taken the new one.
+        The future is done once nothing here refers to the runner of before, nor to its last step.
         """
         ...
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from service.pb import generate
-from service.pb.slipstream.v1 import adapters_pb2
+from service.pb.slipstream.v1 import adapters_pb2, control_pb2
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.support import tools
 from tests.support.repository import ROOT
@@ -46,7 +46,7 @@ def test_names_that_clients_rely_on() -> None:
     assert fields["Started"] == {"prompt_tokens", "incarnation", "weight_version"}
     assert fields["AttachPosition"] == {"index", "tokens", "text_bytes", "finished"}
     assert fields["Delta"] == {"index", "position", "token_ids", "text", "logprobs"}
-    assert fields["Finished"] == {"index", "reason", "matched_stop", "usage", "timing"}
+    assert fields["Finished"] == {"index", "reason", "matched_stop", "usage", "timing", "weight_version"}
     asked = {"request_id", "inputs", "pooling", "normalize", "dimensions", "priority", "queue_timeout"}
     assert fields["EmbedRequest"] == asked | {"cache_salt", "adapter"}
     assert fields["EmbedResponse"] == {"request_id", "embeddings", "dimension"}
@@ -75,6 +75,14 @@ def test_names_of_the_adapter_service() -> None:
     assert set(service.methods_by_name) == {"LoadAdapter", "UnloadAdapter", "ListAdapters"}
     adapter = {"name", "state", "load_id", "rank", "bytes", "pinned", "live_requests", "idle"}
     assert {field.name for field in adapters_pb2.Adapter.DESCRIPTOR.fields} == adapter
+
+
+def test_names_of_the_control_service() -> None:
+    (service,) = control_pb2.DESCRIPTOR.services_by_name.values()
+    assert service.full_name == "slipstream.v1.ControlService"
+    assert set(service.methods_by_name) == {"Pause", "Resume", "UpdateWeights", "Sleep", "Wake"}
+    update = {field.name for field in control_pb2.UpdateWeightsRequest.DESCRIPTOR.fields}
+    assert update == {"path", "name", "weight_version"}
 
 
 def test_every_scalar_of_sampling_params_knows_unset_from_zero() -> None:

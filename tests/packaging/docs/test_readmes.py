@@ -17,7 +17,12 @@ def test_the_first_page_is_short() -> None:
 
 
 def test_rooms_have_a_screen() -> None:
-    rooms = [path for path in files("core", "service", "helm", "tests") if path.name == "README.md"]
+    # The list of decisions grows with them.
+    rooms = [
+        path
+        for path in files("core", "service", "helm", "tests")
+        if path.name == "README.md" and path.parent.name != "decisions"
+    ]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in rooms}
     assert "service/README.md" in lengths
     assert {path: length for path, length in lengths.items() if length > MOST_LINES_OF_A_ROOM} == {}

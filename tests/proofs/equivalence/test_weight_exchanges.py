@@ -42,6 +42,15 @@ async def test_adapters_add_once_where_the_old_weights_come_back(
         assert await answers(engine, requests) == before
 
 
+async def test_weights_that_slept_do_not_come_back_beside_new_ones(llamas: Path) -> None:
+    async with started(build_engine(config(llamas, OLD))) as engine:
+        await engine.control.sleep()
+        await update(engine)
+        pools_alone = engine.control._renewal._given_back
+        assert len(pools_alone) == 1
+        await engine.control.wake()
+
+
 @pytest.mark.parametrize("proof", ["prove_attention", "prove_codes", "prove_deterministic"])
 async def test_new_weights_are_proved_as_those_of_a_start(
     llamas: Path, proof: str, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ from core.config import (
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.models.bundled import bundled_model_dir
+from core.models.bundled.eagle import bundled_head_dir
 from core.types.control import Activity, WeightSource
 from core.types.io import Delta, EmbedRequest, Finished, GenerateRequest, Started
 from core.types.sampling_params import SamplingParams
@@ -206,18 +207,20 @@ async def test_heads_of_the_checkpoint_are_exchanged_with_it(tmp_path: Path) -> 
     assert stats.drafts.tokens
 
 
+@pytest.mark.parametrize("method", ["eagle", f"eagle:{bundled_head_dir()}"], ids=["own", "by-directory"])
 async def test_a_head_for_the_bundled_model_goes_on_wherever_its_weights_lie(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("core.engine.build.AdaptiveDepth", lambda most, times: FixedDepth(most))
     root = bundled_model_dir().parent
     shutil.copytree(bundled_model_dir(), tmp_path / NEW)
-    made = config(root, bundled_model_dir().name, speculation=SpeculationConfig("eagle", 3))
+    made = config(root, bundled_model_dir().name, speculation=SpeculationConfig(method, 3))
     made = dataclasses.replace(made, model=dataclasses.replace(made.model, weights_dir=str(tmp_path)))
     async with started(build_engine(made)) as engine:
         before = await answers(engine, [ask(prompt) for prompt in PROMPTS])
-        drafted = engine.stats.drafts
+        drafted, drafts = engine.stats.drafts, engine.control._renewal.serving.speculation
         await update(engine)
+        assert engine.control._renewal.serving.speculation is not drafts, "it reads the new weights"
         assert before == await answers(engine, [ask(prompt) for prompt in PROMPTS])
         assert drafted is not None and engine.stats.drafts is not None
         assert engine.stats.drafts.accepted == 2 * drafted.accepted > 0

@@ -28,6 +28,7 @@ from tests.proofs.sim import (
 )
 from tests.proofs.sim.mutants import MUTANTS, Mutant
 from tests.proofs.sim.mutants_of_leases import OF_LEASES
+from tests.proofs.sim.mutants_of_standstills import OF_STANDSTILLS
 from tests.proofs.sim.scenes import (
     a_prefix_is_shared,
     every_row_is_taken,
@@ -98,7 +99,7 @@ def test_every_oracle_is_needed() -> None:
     sources = [source for source in ours if not source.path.startswith("tests/proofs/sim/shell/")]
     oracles = {name for source in sources for name in re.findall(r"Violation\(\s*\"(\w+)\"", source.text)}
     needed = {name.split(":")[0] for mutant in MUTANTS for name in mutant.seen_by}
-    needed |= {oracle for oracle, _ in OF_LEASES}
+    needed |= {oracle for oracle, _ in (*OF_LEASES, *OF_STANDSTILLS)}
     assert oracles, "the pattern finds them"
     assert oracles <= needed, "oracles that no mutant needs"
 

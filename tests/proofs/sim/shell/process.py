@@ -132,7 +132,7 @@ class EngineProcess:
         grammars = GrammarCompiler(GrammarConfig(), None, None)
         return BuiltEngine(
             self._config(), inputs, AdapterLoader(self.table), grammars, info,
-            self._new_executor, self._new_scheduler, LaneRecorder(),
+            self._new_executor, self._new_scheduler, cast(Any, None), LaneRecorder(),
         )  # fmt: skip
 
     def _new_executor(self, wake: Any) -> Executor:

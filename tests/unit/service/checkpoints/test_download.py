@@ -18,7 +18,7 @@ from core.config import EngineConfig, ModelConfig
 from core.errors import ModelLoadError
 from service.checkpoints import download as downloads
 from service.checkpoints.download import download
-from service.checkpoints.fetching import fetched, fetching
+from service.checkpoints.fetching import fetch, fetched, fetching
 from service.checkpoints.model_name import HubModel
 from service.process.sizes import shown
 from tests.support.fakes.fake_hub import COMMIT, FakeHub
@@ -270,3 +270,11 @@ def test_files_that_are_not_whole_are_refused(hub: FakeHub) -> None:
     hub.files["model.safetensors"] = hub.files["model.safetensors"] + b"0"
     with pytest.raises(ModelLoadError, match="is longer than its header says"):
         fetched(EngineConfig(model=ModelConfig(path="org/name")), None)
+
+
+def test_files_of_other_weights_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.checkpoints.download.download", lambda *_: tmp_path)
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        fetch("org/name")
+    with pytest.raises(ModelLoadError, match="must be ORG/NAME"):
+        fetch("../x")
