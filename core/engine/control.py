@@ -13,7 +13,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -181,8 +180,8 @@ class EngineControl:
         self._workers.close()
         if (task := self._running) is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError, SlipstreamError):
-                await task
+            # What it ended with is for the caller of the update or sleep, and is not raised here.
+            await asyncio.wait([task])
 
     async def _alone(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of `work`, which goes on to its end if the caller leaves. Raises Overloaded beside another."""

@@ -2,7 +2,7 @@
 
 That its sums come in one order is by construction (decision 57), for kernels that were read one by one. This asks the
 machine that will serve, and this very model: a compiler that contracts a sum otherwise for another number of rows, or a
-kernel that nobody thought of, would break a promise that no user can check. So a few sequences are computed each alone,
+kernel that no review has seen, would break a promise that no user can check. So a few sequences are computed alone,
 then all in one step, then in pieces beside each other; every logit must have the same bits each time.
 """
 

@@ -13,7 +13,7 @@ import json
 import struct
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -147,7 +147,7 @@ def _checkpoint(model: str, made: Path, dtype: str) -> Path:
     return made
 
 
-def _measured(path: Path, dtype: str, quantization: str, rounds: int, threads: int) -> Iterator[Figures]:
+def _measured(path: Path, dtype: str, quantization: str, rounds: int, threads: int) -> list[Figures]:
     """Figures by work. Raises StartupError for a model that cannot be deterministic."""
     built = {
         name: build_engine(
@@ -169,7 +169,7 @@ def _measured(path: Path, dtype: str, quantization: str, rounds: int, threads: i
             for engine in engines.values():
                 await engine.stop()
 
-    yield from asyncio.run(run())
+    return asyncio.run(run())
 
 
 async def _figures(engines: dict[bool, AsyncEngine], work: Work, rounds: int) -> Figures:

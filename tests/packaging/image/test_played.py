@@ -66,9 +66,9 @@ def test_it_has_no_rights_and_writes_to_its_volumes_only(worker: PlayedWorker) -
 
 async def test_it_streams_to_those_that_its_secret_names(alice: SlipstreamClient, worker: PlayedWorker) -> None:
     assert await text_of(alice) == "72"
-    async with SlipstreamClient(worker.target) as nobody:
+    async with SlipstreamClient(worker.target) as unnamed:
         with pytest.raises(CallFailed) as refused:
-            await text_of(nobody)
+            await text_of(unnamed)
     assert refused.value.code is grpc.StatusCode.UNAUTHENTICATED
 
 
