@@ -79,6 +79,20 @@ async def test_of_those_that_wait_for_the_last_step_one_may_leave() -> None:
     assert leaves.cancelled()
 
 
+async def test_what_ended_it_first_is_what_every_wait_hears() -> None:
+    """An engine that died is stopped later: a caller is told of the death, not of the stop."""
+    scheduler: Any = SimpleNamespace(held=False, is_still=False)
+    still = Standstill(scheduler, lambda: None)
+    waits = asyncio.create_task(still.reached())
+    await turns(1)
+    still.close(EngineDead("the device is lost"))
+    still.close(Draining("the server is shutting down"))
+    with pytest.raises(EngineDead):
+        await waits
+    with pytest.raises(EngineDead):
+        await still.reached()
+
+
 async def test_a_pause_that_ends_streams_refuses_others(tokenizer: Tokenizer, model: HookedModel) -> None:
     async with running(tokenizer, model) as engine:
         reader = asyncio.create_task(read(engine, ask(tokens=400)))

@@ -130,6 +130,8 @@ async def test_a_stop_ends_what_is_being_loaded(
         update = asyncio.create_task(engine.control.update_weights(SOURCE, "step-1"))
         await until(loads.begun.is_set)
         async with asyncio.timeout(20):
+            await engine.control.close(Draining("the server is shutting down"))
+            assert "slipstream-control" not in {each.get_name() for each in asyncio.all_tasks()}
             await engine.stop()
         with pytest.raises((Draining, asyncio.CancelledError)):
             await update
