@@ -190,7 +190,14 @@ class EngineControl:
             raise Overloaded("weights are being changed, or the engine falls asleep or wakes", reason=CONTROL_BUSY)
         task = self._running = asyncio.create_task(work, name="slipstream-control")
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            # `close` cancels the work. Its caller was not cancelled, so it must not seem so.
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                raise Draining("the server is shutting down") from None
+            raise
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running = None
