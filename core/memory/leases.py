@@ -80,18 +80,18 @@ class Leases:
     def adopted(self, pages: Ints, node: PrefixNode) -> Ints:
         """The cache has become the owner of `pages`, int64[n], on the path of `node`: lock them for their leases.
 
-        Returns the pages, int64[n], that the cache gives up by this and that are free now.
+        Returns the pages, int64[n], that the cache gives up by this: they have lost their owner.
         """
-        freed = [NO_PAGES]
+        left = [NO_PAGES]
         for lease in self._leases.values():
             if lease.node is None or not np.isin(lease.pages, pages).any():
                 continue
             # An empty prefix may have been locked before the namespace had a root.
             if lease.node.is_root or lease.node.leads_to(node):
                 self._cache.lock(node)
-                freed.append(self.divert(self._cache.unlock(lease.node)))
+                left.append(self._cache.unlock(lease.node))
                 lease.node = node
-        return np.concatenate(freed)
+        return np.concatenate(left)
 
     def divert(self, pages: Ints) -> Ints:
         """Of `pages`, int64[n], which lose their owner, those that may be handed out at once."""
@@ -106,9 +106,10 @@ class Leases:
         self._diverted += len(kept)
         return pages[~lent]
 
-    def end(self, number: int) -> Ints:
-        """The transfer of lease `number` is over: the pages, int64[n], that have no owner and are free now.
+    def end(self, number: int) -> tuple[Ints, Ints]:
+        """The transfer of lease `number` is over. Returns the pages, int64[n], that were diverted and are free now.
 
+        And those, int64[m], that the cache gives up by this: they have lost their owner, and others may lease them.
         Raises InvariantViolation for a lease that has ended.
         """
         check("lease_conservation", number in self._leases, number=number)
@@ -117,7 +118,7 @@ class Leases:
         free = lease.pages[self._coming[lease.pages] & (self._lent[lease.pages] == 0)]
         self._coming[free] = False
         self._diverted -= len(free)
-        return free if lease.node is None else np.concatenate([free, self.divert(self._cache.unlock(lease.node))])
+        return free, NO_PAGES if lease.node is None else self._cache.unlock(lease.node)
 
     def overdue(self, now: float) -> list[int]:
         """Leases whose deadline has come: their transfer will not tell its end. Changes nothing."""
@@ -130,14 +131,14 @@ class Leases:
     def adrift(self, top: PrefixNode) -> Ints:
         """The cache is about to drop `top` and all below it: unlock what leases have locked there, and lock it no more.
 
-        The leases go on. Returns the pages, int64[n], that the cache gives up by this and that are free now.
+        The leases go on. Returns the pages, int64[n], that the cache gives up by this: they have lost their owner.
         """
-        freed = [NO_PAGES]
+        left = [NO_PAGES]
         for lease in self._leases.values():
             if lease.node is not None and top.leads_to(lease.node):
-                freed.append(self.divert(self._cache.unlock(lease.node)))
+                left.append(self._cache.unlock(lease.node))
                 lease.node = None
-        return np.concatenate(freed)
+        return np.concatenate(left)
 
     def check_integrity(self) -> None:
         """Recompute every count; raises InvariantViolation naming what is off."""

@@ -171,16 +171,14 @@ class RequestMemory:
     def _free(self, pages: Ints) -> None:
         """Return `pages`, which have no owner now, to the allocator; every companion drops what it kept for them.
 
-        Leased pages go there when their lease ends.
+        Leased pages go there when their lease ends. What was kept for them goes at once: no request finds it any more.
         """
-        self._give_back(self.leases.divert(pages))
-
-    def _give_back(self, pages: Ints) -> None:
-        self.allocator.free(pages)
+        if not len(pages):
+            return
         self._sound[pages] = False
-        if len(pages):
-            for companion in self.companions:
-                companion.freed(pages)
+        for companion in self.companions:
+            companion.freed(pages)
+        self.allocator.free(self.leases.divert(pages))
 
     def grow(self, rows: Ints) -> bool:
         """One more page for each of `rows`, int64[n], all different; False, and no change but evictions, if too few."""
@@ -239,7 +237,7 @@ class RequestMemory:
         # The new lock comes first: its node ends a longer prefix of the same path, so no page is ever without a lock.
         self._free(self.cache.unlock(self._node(row)))
         self._nodes[row] = result.node
-        self._give_back(self.leases.adopted(self._pages[row, cached // self.page_size : count], result.node))
+        self._free(self.leases.adopted(self._pages[row, cached // self.page_size : count], result.node))
         self._owned[row, :count] = False
         self._cached[row] = tokens
 
@@ -258,7 +256,7 @@ class RequestMemory:
             if result.node is not None:
                 # The row still owns the duplicates. Companions learn of them before they are freed below.
                 owned[:count] &= np.isin(pages, result.duplicate_pages)
-                self._give_back(self.leases.adopted(pages[self._cached[row] // self.page_size :], result.node))
+                self._free(self.leases.adopted(pages[self._cached[row] // self.page_size :], result.node))
                 for companion in self.companions:
                     companion.replaced(result.duplicate_pages, result.original_pages)
         left = self._pages[row][owned]
@@ -278,7 +276,9 @@ class RequestMemory:
 
     def reclaim(self, lease: int) -> None:
         """The transfer of `lease` is over. Raises InvariantViolation for a second end."""
-        self._give_back(self.leases.end(lease))
+        free, given_up = self.leases.end(lease)
+        self.allocator.free(free)
+        self._free(given_up)
 
     def vouch(self, row: int, tokens: int) -> None:
         """The first `tokens` of `row` led to finite logits, so no key within their reach is NaN: mark those pages."""
@@ -305,7 +305,7 @@ class RequestMemory:
     def condemn(self, doubt: Doubt) -> None:
         """Drop everything that `doubt` is about from the cache: no later request finds it. Leases keep their pages."""
         if doubt.node is not None:
-            self._give_back(self.leases.adrift(doubt.node))
+            self._free(self.leases.adrift(doubt.node))
             self._free(self.cache.condemn(doubt.node))
 
     def flush(self, tenant: str | None = None) -> int:

@@ -20,7 +20,7 @@ from tests.support.ports import free_port
 from tests.support.until import PATIENCE, until
 from tests.system.test_model_by_name import command, environment
 
-STREAMS, TOKENS, UPDATES = 12, 600, 6
+STREAMS, TOKENS, UPDATES = 8, 400, 4
 SUM = "27+45="
 
 

@@ -84,8 +84,10 @@ class Classes:
         self._losers.append(req)
 
     def _settle(self, req: Req, seated: bool) -> None:
-        """After every attempt to admit: who gave way did it for this one."""
+        """After every attempt to admit: what gave way did it for this one, which may still wait for leased pages."""
         losers, self._losers = self._losers, []
+        if not seated and self._memory.leases.coming:
+            return
         for loser in losers:
             if not seated or req.priority > loser.priority - self._threshold:
                 raise Violation("in_vain", f"{loser.sink.name} gave way, and {req.sink.name} has not got its place")

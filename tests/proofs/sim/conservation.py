@@ -39,7 +39,11 @@ class Conservation(Family):
 
     def planned(self, batch: ScheduleBatch | None) -> None:
         """See the module: `left_out` and, as far as the budget was not used up, `kept_waiting`."""
-        if batch is None or self._leased():
+        if batch is None:
+            return
+        if self._leased():
+            # What it may leave out is not known: the next one may leave out some again.
+            self._light = False
             return
         rows, chunks = set(batch.rows.tolist()), batch.num_extend
         used = sum(batch.extend_lens[:chunks].tolist()) + sum(batch.encoder_lens.tolist())

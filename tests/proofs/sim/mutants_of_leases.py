@@ -34,8 +34,9 @@ def leased_pages_are_freed_at_once(patch: Patch) -> None:
 def diverted_pages_never_come_back(patch: Patch) -> None:
     """A lease that ends gives nothing back."""
 
-    def end(old: Any, self: Leases, number: int) -> Ints:
-        return old(self, number)[:0]
+    def end(old: Any, self: Leases, number: int) -> tuple[Ints, Ints]:
+        free, left = old(self, number)
+        return free[:0], left
 
     put(patch, Leases, "end", end)
 

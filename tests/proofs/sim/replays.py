@@ -19,14 +19,19 @@ TRIED = 100
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Plays of `seeds` neighbours, each of STEPS steps, with the switch of `Scenario` of that name."""
+    """Plays of `seeds` neighbours, each of STEPS steps, with the switch of `Scenario` of that name.
+
+    Every second one has the switches `beside` as well.
+    """
 
     switch: str
     seeds: int
+    beside: tuple[str, ...] = ()
 
     def play(self, seed: int, hits: Hits) -> None:
         """One play. Raises what an oracle or an invariant of the product does."""
-        World(replace(draw(seed), **{self.switch: True}), Story(), hits).run(STEPS)
+        switches = (self.switch, *(self.beside if seed % 2 else ()))
+        World(replace(draw(seed), **dict.fromkeys(switches, True)), Story(), hits).run(STEPS)
 
     def check_mutant(self, oracle: str, apply: Callable[[Patch], None], patch: pytest.MonkeyPatch) -> None:
         """Some seed ends, and the first that does by `oracle`."""

@@ -6,18 +6,23 @@ import numpy as np
 import pytest
 
 from core.invariants import InvariantViolation
+from core.memory.companion import Companion
 from core.memory.kv_allocator import PagedKVAllocator
+from core.memory.recurrent.state_slots import StateSlots
+from core.memory.recurrent.state_snapshots import Tracking
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.memory.seat import Seat
+from core.prefix.base import group_salt
 from core.prefix.registry import build_prefix_cache
 
 PAGE = 4
 NO_ROWS = np.empty(0, np.int64)
 
 
-def make(cache: str = "none", pages: int = 8) -> RequestMemory:
-    return RequestMemory(RowAllocator(4), PagedKVAllocator(pages, PAGE), build_prefix_cache(cache, PAGE), 64)
+def make(cache: str = "none", pages: int = 8, *companions: Companion) -> RequestMemory:
+    prefixes = build_prefix_cache(cache, PAGE)
+    return RequestMemory(RowAllocator(4), PagedKVAllocator(pages, PAGE), prefixes, 64, companions)
 
 
 def ids(count: int, start: int = 0) -> np.ndarray:
@@ -115,3 +120,33 @@ def test_pages_that_are_leased_first_and_cached_later_are_not_evicted_either() -
     assert memory.cache.cached_pages == 2 and memory.obtainable_pages == 6 and memory.leases.coming == 2
     memory.reclaim(lease)
     assert memory.obtainable_pages == 8 and memory.cache.locked_pages == 0
+
+
+def test_what_is_kept_for_a_leased_page_goes_with_its_owner() -> None:
+    states = StateSlots(size=2, num_rows=5, tracking=Tracking(PAGE, interval=PAGE, buffers=2))
+    memory = make("none", 8, states)
+    seat = admit(memory, ids(6))
+    row = np.array([seat.row])
+    memory.plan_companions(row, np.array([0]), np.array([6]))
+    assert states.resumable(memory.pages_of(seat.row, 6)) == 1 and states.stats()[0].cached == 1
+    lease = memory.lend(seat.row, 6)
+    memory.release(seat.row, seat.generation, ids(0))
+    assert states.stats()[0].cached == 0, "no request can find the page, so its state would only take up a slot"
+    later = admit(memory, ids(6))
+    memory.plan_companions(np.array([later.row]), np.array([0]), np.array([6]))
+    memory.reclaim(lease)
+    memory.check_integrity()
+    assert states.stats()[0].cached == 1 and memory.allocator.available == 6
+
+
+def test_what_only_a_lease_kept_in_a_cache_that_keeps_nothing_is_free_at_its_end() -> None:
+    memory, salt = make("none"), group_salt("g")
+    seat = memory.admit(ids(8), salt, 0)
+    assert seat is not None
+    memory.offer(seat.row, ids(8))
+    lease = memory.lend(seat.row, 8)
+    memory.release(seat.row, seat.generation, ids(8))
+    assert memory.cache.cached_pages == 2 and memory.allocator.available == 6
+    memory.reclaim(lease)
+    memory.check_integrity()
+    assert memory.cache.cached_pages == 0 and memory.allocator.available == 8

@@ -40,10 +40,14 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"slipstream: {tmp_path}: model type 'nonesuch' is unknown")
-    done = subprocess.run([*command[:-1], "/nonexistent"], capture_output=True, text=True, timeout=60)
+
+
+def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "service", "check"]
+    done = subprocess.run([*command, "/nonexistent"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (3, "slipstream: model directory /nonexistent does not exist\n")
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run([*command[:-1], "org/other"], capture_output=True, text=True, timeout=60, env=offline)
+    done = subprocess.run([*command, "org/other"], capture_output=True, text=True, timeout=60, env=offline)
     told = (
         "slipstream: org/other: HF_HUB_OFFLINE is set, and the cache does not have all of its files; "
         "HF_HUB_OFFLINE=0 lets the server fetch them\n"
