@@ -174,7 +174,7 @@ async def test_the_audit_log_says_which_weights(serve: Serve, logged: LogLines) 
         await ControlClient(serving.client).update_weights("step-1", path="runs/1")
         await ControlClient(serving.client).update_weights("step-2", name="org/model")
     told = [json.loads(line.partition(" ")[2]) for line in logged.lines if line.startswith("slipstream.audit ")]
-    assert [(each["path"], each["weights"]) for each in told] == [("runs/1", "step-1"), ("org/model", "step-2")]
+    assert [(each.get("path"), each.get("weights")) for each in told] == [("runs/1", "step-1"), ("org/model", "step-2")]
     assert {(each["event"], each["outcome"]) for each in told} == {("act", "OK")}
 
 
