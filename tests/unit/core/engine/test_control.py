@@ -20,6 +20,7 @@ from core.text.tokenizer import Tokenizer
 from core.types.control import Activity
 from core.types.io import GenerateRequest
 from tests.support.until import turns, until
+from tests.support.within import within
 from tests.unit.core.engine.emulation import HookedModel, ask, assert_opened, assert_serves, read, running
 
 
@@ -175,8 +176,9 @@ async def test_a_pause_ends_with_the_engine(tokenizer: Tokenizer, model: HookedM
         await turns(20)
         gate.set()
         for waits in (pausing, reader):
-            with pytest.raises(EngineDead):
-                await waits
+            async with within(20.0, "what waits ends with the engine"):
+                with pytest.raises(EngineDead):
+                    await waits
         with pytest.raises(EngineDead):
             await engine.control.wake()
 
