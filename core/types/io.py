@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.types.constraint import Constraint
+from core.types.labels import Labels
 from core.types.sampling_params import SamplingParams
 
 
@@ -61,22 +62,38 @@ class GenerateRequest:
 
 
 class Pooling(Enum):
-    """How the hidden states of all tokens become one vector: their mean, that of the last token, or of the first."""
+    """How the hidden states of all tokens become one vector: their mean, that of the last token, or of the first.
+
+    With `LABELS` the vector is what the checkpoint's classification head makes of them: one number per label.
+    """
 
     MEAN = "mean"
     LAST = "last"
     CLS = "cls"
+    LABELS = "labels"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """Two texts that are judged together: a query and a document, say."""
+
+    first: str
+    second: str
+
+
+Input = str | tuple[int, ...] | TextPair
+"""A text, its token ids, or a pair of texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest:
-    """Inputs to embed. Each, a text or its token ids, is a sequence of its own.
+    """Inputs to embed. Each is a sequence of its own; pairs are for `Pooling.LABELS`.
 
     Fields shared with `GenerateRequest` mean the same. `dimensions` keeps the first entries of each vector
-    (Matryoshka), before it is normalised.
+    (Matryoshka), before it is normalised. Labels are neither cut nor normalised.
     """
 
-    inputs: tuple[str | tuple[int, ...], ...]
+    inputs: tuple[Input, ...]
     request_id: str = ""
     pooling: Pooling = Pooling.LAST
     normalize: bool = True
@@ -211,6 +228,10 @@ class ModelInfo:
     """Method and format of quantised weights; empty for plain ones."""
     embedding_dimension: int = 0
     """Length of the vectors that `embed` returns; 0 if the model has no hidden states to embed with."""
+    labels: Labels | None = None
+    """What `Pooling.LABELS` gives a number for; None if the model judges nothing."""
+    generates: bool = True
+    """Whether the model puts out text: one with a classification head, or an encoder alone, does not."""
     grammar_backend: str = ""
     """Library that constraints are compiled with; empty if there is none."""
     path: str = ""
