@@ -68,6 +68,20 @@ class ModelConfig:
         choices=KV_CACHE_DTYPES,
     )
     """A name of `core.memory.kv_formats`."""
+    label_tokens: str = setting(
+        "",
+        "Model",
+        "Tokens that a causal reranker answers with, such as yes,no, with commas: Classify gives the share of each as "
+        "the next token, and Score that of the first.",
+        metavar="TOKEN,TOKEN",
+    )
+    pair_template: str = setting(
+        "",
+        "Model",
+        "What Score and Classify make of a pair, with {query} and {document} in it; unset: as the tokenizer joins two "
+        "texts.",
+        metavar="TEXT",
+    )
     deterministic: bool = setting(
         False, "Model", "Give a request the same bits in any batch, chunk or prefix; what cannot is refused at start."
     )
@@ -83,5 +97,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        template = self.pair_template
+        if template and not template.count("{query}") == template.count("{document}") == 1:
+            raise ConfigError("pair_template: must have {query} and {document} in it, once each")
+        if template and template.index("{query}") > template.index("{document}"):
+            raise ConfigError("pair_template: {query} must come before {document}")
         if not WEIGHT_VERSION.fullmatch(self.weight_version):
             raise ConfigError("weight_version: must be 1 to 128 characters of A-Z a-z 0-9 . _ : / @ + -")

@@ -10,10 +10,11 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
-from core.engine.api import EngineState
+from core.engine.api import EmbedCall, EngineState
 from core.engine.control import EngineControl
 from core.engine.embedding import EmbeddingCall, as_generation
 from core.engine.engine_parts import EngineParts
+from core.engine.labelling import TokenLabelCall, as_token_generation
 from core.engine.off_loop import in_daemon_thread
 from core.engine.pending_admissions import Arrivals
 from core.engine.prefixes import CachedPrefixes
@@ -32,6 +33,7 @@ from core.errors import (
     Overloaded,
     Paused,
     SlipstreamError,
+    Unsupported,
 )
 from core.scheduler.outputs import Ending
 from core.types.adapters import AdapterList, AdapterLoad
@@ -51,7 +53,7 @@ class AsyncEngine:
 
     def __init__(self, built: EngineParts) -> None:
         self._config = built.config
-        self._inputs = built.inputs
+        self._inputs, self._embeddings = built.inputs, built.embeddings
         self._adapters = built.adapters
         self._grammars = built.grammars
         self.model_info = built.model_info
@@ -111,6 +113,8 @@ class AsyncEngine:
     async def generate(self, request: GenerateRequest) -> TokenStream:
         """Validate, tokenise and queue `request`; returns its stream. Raises what `Engine.generate` lists."""
         self.refuse_unless_ready()
+        if not self.model_info.generates:
+            raise Unsupported("the served model puts out no text: it embeds or judges (see GetModelInfo)")
         # Before the room in the queue: a request that can never be served must not be told to come back later.
         self._inputs.refuse_out_of_range(request.sampling)
         self._inputs.refuse_unconstrainable(request)
@@ -127,16 +131,19 @@ class AsyncEngine:
 
         return await self._open(request, request_id, sequences)
 
-    async def embed(self, request: EmbedRequest) -> EmbeddingCall:
+    async def embed(self, request: EmbedRequest) -> EmbedCall:
         """Like `generate`, for one vector per input: returns once every input is queued, and raises the same."""
         self.refuse_unless_ready()
-        self._inputs.refuse_unembeddable(request)
+        self._embeddings.refuse_unservable(request)
         request_id = request.request_id or uuid.uuid4().hex
 
         async def sequences(now: float) -> list[Req]:
-            return await self._inputs.embeddings(request, request_id, now)
+            return await self._embeddings.sequences(request, request_id, now)
 
-        return EmbeddingCall(request, await self._open(as_generation(request), request_id, sequences))
+        if self._embeddings.by_tokens(request):
+            return TokenLabelCall(await self._open(as_token_generation(request), request_id, sequences))
+        stream = await self._open(as_generation(request), request_id, sequences)
+        return EmbeddingCall(request, stream, *self._embeddings.sizes(request))
 
     async def _open(
         self, request: GenerateRequest, request_id: str, sequences: Callable[[float], Awaitable[list[Req]]]

@@ -18,10 +18,12 @@ from core.device.streams import DeviceStreams, resolve_device
 from core.engine.build_pools import Pools, build_pools
 from core.engine.built_engine import BuiltEngine
 from core.engine.determinism import prove_deterministic, settled
+from core.engine.embedding_inputs import EmbeddingInputs
 from core.engine.engine_parts import StepExecutor
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
 from core.engine.kv_storage import check_kv_format
+from core.engine.labelling import Labelling, labelling_of
 from core.engine.renewal import Loaded, Renewal, keeps_modules
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_size import device_bytes, sized
@@ -39,8 +41,8 @@ from core.memory.host_arena import HostArena
 from core.memory.host_tier import HostTier
 from core.memory.kv_pool import KVPool
 from core.models.attention_proof import prove_attention, prove_codes
-from core.models.base import Model, ModelSpec
-from core.models.loader import load_model
+from core.models.base import LabelHead, Model, ModelSpec
+from core.models.loader import load_head, load_model
 from core.native.host import HostCode
 from core.relay.future_map import FutureMap
 from core.sampling.grammar.registry import choose
@@ -70,7 +72,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
         tokenizer.chats.start()
     # The native decoder has no module tree.
     model = load_model(config.model, device, progress, keeps_modules=keeps_modules(config))
-    return assemble(config, model, tokenizer, DeviceStreams(device))
+    head = load_head(config.model, model, device)
+    return assemble(config, model, tokenizer, DeviceStreams(device), head=head)
 
 
 def assemble(
@@ -79,12 +82,13 @@ def assemble(
     tokenizer: Tokenizer,
     streams: DeviceStreams,
     speculation: Speculation | None = None,
+    head: LabelHead | None = None,
 ) -> BuiltEngine:
     """An engine around a model that is loaded already. Benchmarks and tests bring an emulated one.
 
-    `speculation`: instead of what the configuration says. Raises StartupError when the pools do not fit into memory,
-    when the attention that will serve gives other logits than PyTorch's or treats codes otherwise than their format,
-    when an adapter given at start cannot be loaded, or when drafts or a cache are asked for that cannot be.
+    `speculation`: instead of what the configuration says. `head`: of a checkpoint that judges. Raises StartupError when
+    the pools do not fit into memory, the attention that will serve gives other logits than PyTorch's or treats codes
+    otherwise than their format, an adapter cannot be loaded, or drafts or a cache are asked for that cannot be.
     """
     config = settled(config, streams.device)
     config = dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(streams.device)))
@@ -108,22 +112,23 @@ def assemble(
     if source is not None:
         speculation = build_speculation(config, source, pools, streams, spec, code)
     grammars = _build_grammars(config, model, tokenizer)
-    inputs = _build_inputs(config, spec, tokenizer, pools)
+    inputs, embeddings = _build_inputs(config, spec, tokenizer, pools, head)
     lanes = LaneRecorder()
     # Captured and timed here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
     captures = config.executor.cuda_graphs and streams.device.type == "cuda"
-    build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation, code)
+    build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation, code, head)
     runner = build_runner() if captures or speculation is not None else None
     if runner is not None and speculation is not None and speculation.depth is None:
         depth = AdaptiveDepth(speculation.most, time_steps(runner.state, pools.memory.draft_room))
         speculation = dataclasses.replace(speculation, depth=depth)
-    renewal = Renewal(config, streams, pools, code, Loaded(model, speculation))
+    renewal = Renewal(config, streams, pools, code, Loaded(model, speculation, head))
     return BuiltEngine(
         config=config,
         inputs=inputs,
+        embeddings=embeddings,
         adapters=pools.adapters.loader,
         grammars=grammars,
-        model_info=_model_info(config, model, tokenizer, pools, grammars.backend),
+        model_info=_model_info(config, model, tokenizer, pools, grammars.backend, embeddings.labelling),
         new_executor=lambda wake: _build_executor(config, renewal.began(runner or build_runner()), wake),
         new_scheduler=lambda executor, emit: _build_scheduler(
             config, model.spec, streams, pools, executor, emit, lanes, speculation
@@ -133,17 +138,21 @@ def assemble(
     )
 
 
-def _build_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, pools: Pools) -> InputProcessor:
-    return InputProcessor(
+def _build_inputs(
+    config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, pools: Pools, head: LabelHead | None
+) -> tuple[InputProcessor, EmbeddingInputs]:
+    inputs = InputProcessor(
         tokenizer,
         pools.memory,
         spec.vocab_size,
         pools.context_length,
         config.seed,
-        spec.hidden_size,
         pools.adapters.table,
         encoder_input(spec.encoder, pools.max_input_length),
+        pools.max_input_length,
     )
+    labelling = labelling_of(config.model, spec, tokenizer, head)
+    return inputs, EmbeddingInputs(inputs, pools.memory, spec.hidden_size, labelling, spec.token_types)
 
 
 def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> StepExecutor:
@@ -158,6 +167,7 @@ def _build_runner(
     lanes: LaneRecorder,
     speculation: Speculation | None,
     code: HostCode,
+    head: LabelHead | None,
 ) -> StepRunner:
     executor = config.executor
     checks = DeviceChecks(AssertMode(executor.assert_mode), streams.device)
@@ -172,6 +182,7 @@ def _build_runner(
         staging=Staging(streams.device),
         model=model,
         sampler=build_sampler(model.spec.vocab_size, streams.device),
+        head=head,
         host=None if pools.host is None else _build_arena(pools.host, pools.kv, streams),
         companions=pools.companions,
         attention=attention,
@@ -229,7 +240,12 @@ def _build_grammars(config: EngineConfig, model: Model, tokenizer: Tokenizer) ->
 
 
 def _model_info(
-    config: EngineConfig, model: Model, tokenizer: Tokenizer, pools: Pools, grammar_backend: str | None
+    config: EngineConfig,
+    model: Model,
+    tokenizer: Tokenizer,
+    pools: Pools,
+    grammar_backend: str | None,
+    labelling: Labelling | None,
 ) -> ModelInfo:
     spec = model.spec
     return ModelInfo(
@@ -247,4 +263,6 @@ def _model_info(
         embedding_dimension=spec.hidden_size,
         grammar_backend=grammar_backend or "",
         path=config.model.path,
+        labels=None if labelling is None else labelling.labels,
+        generates=not spec.whole_prompts and (labelling is None or labelling.head is None),
     )

@@ -24,8 +24,10 @@ def as_generation(request: EmbedRequest) -> GenerateRequest:
 class EmbeddingCall:
     """The engine's `EmbedCall` (see `core.engine.api`): a stream without tokens, read to its end."""
 
-    def __init__(self, request: EmbedRequest, stream: TokenStream) -> None:
+    def __init__(self, request: EmbedRequest, stream: TokenStream, size: int, labels: int | None = None) -> None:
+        """`size`: of the model's hidden states. `labels`: how many there are, where the inputs are judged."""
         self.request_id = stream.request_id
+        self._size, self._labels = size, labels
         self._request = request
         self._stream = stream
 
@@ -37,17 +39,23 @@ class EmbeddingCall:
             aborted |= isinstance(event, Finished) and event.reason is FinishReason.CANCELLED
         if aborted:
             raise RequestAborted("the request was aborted")
-        return EmbedResult(self.request_id, tuple(embedding(self._request, req) for req in self._stream.reqs))
+        found = (embedding(self._request, req, self._size, self._labels) for req in self._stream.reqs)
+        return EmbedResult(self.request_id, tuple(found))
 
     async def aclose(self) -> None:
         """Abort what still runs. Idempotent."""
         await self._stream.aclose()
 
 
-def embedding(request: EmbedRequest, req: Req) -> Embedding:
-    """The vector of `req`, which has ended: float32[D], cut to `dimensions`, then normalised. Zero stays zero."""
+def embedding(request: EmbedRequest, req: Req, size: int, labels: int | None) -> Embedding:
+    """The vector of `req`, which has ended: float32[D], cut to `dimensions`, then normalised. Zero stays zero.
+
+    `size`: of the model's hidden states. `labels`: how many numbers it has of a request that is judged.
+    """
     assert req.vector is not None, "an embedding that ended well has its vector"
-    vector = req.vector[: request.dimensions]
+    if labels is not None:
+        return Embedding(req.vector[:labels], req.prompt_len, req.cached_tokens)
+    vector = req.vector[: request.dimensions or size]
     # In float64: squares of finite float32 entries can pass the range of float32.
     norm = float(np.linalg.norm(vector.astype(np.float64)))
     if request.normalize and norm > 0:

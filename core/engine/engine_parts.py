@@ -8,6 +8,7 @@ from typing import Protocol
 
 from core.config import EngineConfig
 from core.engine.adapters.loader import AdapterLoader
+from core.engine.embedding_inputs import EmbeddingInputs
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.engine.renewal import Renewal
@@ -27,6 +28,7 @@ class EngineParts:
 
     config: EngineConfig
     inputs: InputProcessor
+    embeddings: EmbeddingInputs
     adapters: AdapterLoader
     grammars: GrammarCompiler
     model_info: ModelInfo

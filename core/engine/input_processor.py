@@ -21,7 +21,7 @@ from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
 from core.types.constraint import conflicts
 from core.types.grammar import Grammar
-from core.types.io import EmbedRequest, GenerateRequest
+from core.types.io import GenerateRequest, TextPair
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
@@ -49,11 +49,11 @@ class InputProcessor:
         vocab_size: int,
         context_length: int,
         seed: int | None,
-        hidden_size: int = 0,
         adapters: AdapterTable | None = None,
         encoder: EncoderInput | None = None,
+        max_input: int | None = None,
     ) -> None:
-        """`context_length`: tokens. `hidden_size`: 0 if the model has no hidden states to embed with.
+        """`context_length`: tokens. `max_input`: of a prompt; None leaves room for one token of output.
 
         `seed`: of the generator that seeds requests without a seed of their own; None is a random one.
         """
@@ -62,10 +62,9 @@ class InputProcessor:
         self._memory = memory
         self._vocab_size = vocab_size
         self._context_length = context_length
-        self._hidden_size = hidden_size
         self.adapters = AdapterTable() if adapters is None else adapters
         self._encoder = encoder
-        self._max_input = context_length - 1 if encoder is None else encoder.max_tokens
+        self._max_input = max_input or (context_length - 1 if encoder is None else encoder.max_tokens)
         self._random = random.Random(seed)
         self._workers = Workers(2, "slipstream-text")
         # Chats have threads of their own: a template that takes long must not hold up texts.
@@ -97,17 +96,29 @@ class InputProcessor:
         else:
             ids = await self.tokenize(request.text or "", caller=request.tenant)
         prompt = np.asarray(ids, np.int64)
-        if len(prompt) == 0:
-            raise InvalidRequest.of(field, "must not be empty")
         if request.token_ids is not None:
             self._refuse_foreign_ids(field, prompt)
-        else:
-            self._refuse_foreign_tokenisation(field, prompt)
-        if len(prompt) > self._max_input:
-            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, but the model takes at most {self._max_input}")
+        self._refuse_unservable(field, prompt)
         if self._encoder is not None and not self._memory.fits_alone(1, len(prompt)):
             raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold for the encoder")
         return prompt
+
+    async def pair_ids(self, pair: TextPair, types: int, caller: str = "") -> Ints:
+        """Ids of the two texts as the tokenizer joins them, int64[n] with n >= 1, made off the loop.
+
+        `types`: of tokens that the model tells apart. Those of type t are told as id + t * vocabulary. Raises as
+        `prompt_ids`, naming `pair`.
+        """
+        chars = len(pair.first) + len(pair.second)
+        self._refuse_long(chars, "pair")
+        encode = self.tokenizer.encode_pair
+        with self.failures.told():
+            ids, kinds = await self._workers.run(
+                encode, pair.first, pair.second, caller=caller, long=chars > LONG_CHARS
+            )
+        prompt = np.asarray(ids, np.int64)
+        self._refuse_unservable("pair", prompt)
+        return prompt if types == 1 else prompt + np.minimum(kinds, types - 1) * self._vocab_size
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, caller: str = "") -> list[int]:
         """Ids of `text`, made off the loop.
@@ -189,63 +200,6 @@ class InputProcessor:
             for index in range(params.n)
         ]
 
-    def refuse_unembeddable(self, request: EmbedRequest) -> None:
-        """Raises InvalidRequest naming a field that cannot be served whatever the inputs are, and AdapterNotFound."""
-        if not request.inputs:
-            raise InvalidRequest.of("inputs", "must not be empty")
-        if not self._hidden_size:
-            raise InvalidRequest.of("pooling", "the served model gives no hidden states to embed with")
-        if request.dimensions is not None and not 1 <= request.dimensions <= self._hidden_size:
-            raise InvalidRequest.of("dimensions", f"must be between 1 and {self._hidden_size}")
-        self.adapters.slot(request.adapter)
-
-    async def embeddings(self, request: EmbedRequest, request_id: str, now: float) -> list[Req]:
-        """One `Req` per input. Raises AdapterNotFound, and InvalidRequest naming every input that cannot be served.
-
-        `now`: `time.monotonic` seconds.
-        """
-        prompts: list[Ints] = []
-        violations: list[FieldViolation] = []
-        for index, given in enumerate(request.inputs):
-            try:
-                prompts.append(await self._embedded_ids(given, request.tenant))
-            except InvalidRequest as refused:
-                violations += [FieldViolation(f"inputs[{index}].{v.field}", v.description) for v in refused.violations]
-        if violations:
-            raise InvalidRequest(violations)
-        slot = self.adapters.slot(request.adapter)
-        own = self.adapters.salt(slot, request.cache_salt)
-        return [
-            Req(
-                request_id=request_id,
-                index=index,
-                prompt=prompt,
-                params=SamplingParams(temperature=0.0),
-                seed=0,
-                max_new_tokens=0,
-                salt=self._memory.cache.namespace(own, None),
-                adapter_slot=slot,
-                tenant=request.tenant,
-                weight=request.weight,
-                priority=request.priority,
-                deadline=request.deadline,
-                queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
-                arrived_at=now,
-                pooling=request.pooling,
-            )
-            for index, prompt in enumerate(prompts)
-        ]
-
-    async def _embedded_ids(self, given: str | tuple[int, ...], caller: str) -> Ints:
-        """Ids of one input, int64[n] with n >= 1. Raises InvalidRequest naming `text` or `token_ids.ids`."""
-        text, listed = (given, None) if isinstance(given, str) else (None, given)
-        asked = GenerateRequest(text=text, token_ids=listed, tenant=caller)
-        prompt = await self.prompt_ids(asked)
-        if not self._memory.fits_alone(len(prompt)):
-            field = "token_ids.ids" if asked.text is None else "text"
-            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold")
-        return prompt
-
     def close(self) -> None:
         """End the worker threads without waiting for queued work, and end chat templates that are still at work."""
         self._workers.close()
@@ -264,6 +218,13 @@ class InputProcessor:
         if bad.size:
             text = f"its tokenisation has token {ids[bad[0]]}, for which the model has no logits"
             raise InvalidRequest.of(field, f"{text}: they are for tokens 0 to {self._vocab_size - 1}")
+
+    def _refuse_unservable(self, field: str, prompt: Ints) -> None:
+        if len(prompt) == 0:
+            raise InvalidRequest.of(field, "must not be empty")
+        self._refuse_foreign_tokenisation(field, prompt)
+        if len(prompt) > self._max_input:
+            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, but the model takes at most {self._max_input}")
 
     def _foreign(self, ids: Ints) -> Ints:
         """int64[m]: the places in `ids` of ids that have no logit."""

@@ -32,8 +32,8 @@ from core.executor.step import StepRunner
 from core.memory.companion import DeviceCompanion
 from core.memory.kv_formats import KV_FORMATS
 from core.models.attention_proof import prove_attention, prove_codes
-from core.models.base import Model, ModelSpec
-from core.models.loader import load_model
+from core.models.base import LabelHead, Model, ModelSpec
+from core.models.loader import load_head, load_model
 from core.models.lora.slots import LORA, AdapterSlots
 from core.models.same_configuration import configuration, why_not_same
 from core.native.host import HostCode
@@ -49,10 +49,11 @@ OWN: Final = ("name", "sampling_defaults")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that was proved, and what drafts for it."""
+    """A model that was proved, what drafts for it, and what judges texts on top of it."""
 
     model: Model
     speculation: Speculation | None = None
+    head: LabelHead | None = None
 
 
 class Renewal:
@@ -104,7 +105,8 @@ class Renewal:
         prove_attention(model, attention)
         prove_codes(model, attention, KV_FORMATS[config.model.kv_cache_dtype])
         prove_deterministic(config, model, attention, device)
-        return Loaded(model, self._speculation(config, model))
+        head = load_head(config.model, model, device)
+        return Loaded(model, self._speculation(config, model), head)
 
     def _why_not_adapted(self, model: Model) -> str | None:
         """Why the adapters that there are, or may come, have no place in it; None where they have."""
@@ -156,6 +158,7 @@ class Renewal:
             state,
             future_map=FutureMap(self._pools.requests, self._streams, state.checks, columns),
             model=loaded.model,
+            head=loaded.head,
             companions=companions,
             attention=attention,
             verification=None if speculation is None else speculation.verification,

@@ -15,7 +15,7 @@ from core.memory.companion import DeviceCompanion
 from core.memory.host_arena import HostArena
 from core.memory.kv_pool import KVPool
 from core.memory.req_to_token_pool import ReqToTokenPool
-from core.models.base import Model
+from core.models.base import LabelHead, Model
 from core.native.host import HostCode
 from core.relay.future_map import FutureMap
 from core.sampling.sampler import Sampler
@@ -33,6 +33,8 @@ class DeviceState:
     staging: Staging
     model: Model
     sampler: Sampler
+    head: LabelHead | None = None
+    """Of a model that judges texts."""
     host: HostArena | None = None
     """Where retracted requests are copied to; None where they are computed again."""
     companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+from torch.nn import functional
 
 from core.batch.pooling_batch import PooledSegment, PoolingBatch
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.memory.req_to_token_pool import ReqToTokenPool
+from core.models.base import LabelHead
 from core.types.io import Pooling
 
 
@@ -17,8 +21,9 @@ class Pooler:
     retracted halfway.
     """
 
-    def __init__(self, pool: ReqToTokenPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: ReqToTokenPool, head: LabelHead | None = None) -> None:
+        """`head`: of a model that judges."""
+        self._pool, self._head = pool, head
         self._partial: torch.Tensor | None = None
 
     def vectors(self, hidden: torch.Tensor | None, batch: PoolingBatch | None) -> torch.Tensor | None:
@@ -37,17 +42,34 @@ class Pooler:
             return None
 
     def pool(self, hidden: torch.Tensor, batch: PoolingBatch) -> torch.Tensor:
-        """float32[E, H]: one vector per row of `batch.rows`. `hidden`: [T, H], of all tokens of the step."""
+        """float32[E, W]: one vector per row of `batch.rows`. `hidden`: [T, H], of all tokens of the step.
+
+        W is H, or the number of labels if that is more; what is shorter ends with zeros.
+        """
         if self._partial is None:
             # Rows x hidden size: allocated with the first embedding request.
             self._partial = self._pool.new_row_buffer((hidden.shape[1],), torch.float32)
         assert hidden.shape[1:] == self._partial.shape[1:], (hidden.shape, self._partial.shape)
+        width = max(hidden.shape[1], 0 if self._head is None else self._head.count)
+        judged = self._judged(hidden, batch)
         done: list[torch.Tensor] = []
         for segment in batch.segments:
-            state = self._advance(hidden, segment, self._partial)
-            if segment.final:
-                done.append(state)
-        return torch.stack(done) if done else hidden.new_zeros(0, hidden.shape[1], dtype=torch.float32)
+            if segment.pooling is Pooling.LABELS:
+                vector = next(judged) if segment.final else None
+            else:
+                state = self._advance(hidden, segment, self._partial)
+                vector = state if segment.final else None
+            if vector is not None:
+                done.append(functional.pad(vector, (0, width - len(vector))))
+        return torch.stack(done) if done else hidden.new_zeros(0, width, dtype=torch.float32)
+
+    def _judged(self, hidden: torch.Tensor, batch: PoolingBatch) -> Iterator[torch.Tensor]:
+        """float32[L] of each prompt that ends in the step and is judged, in batch order."""
+        ends = [each for each in batch.segments if each.pooling is Pooling.LABELS and each.final]
+        if not ends:
+            return iter(())
+        assert self._head is not None, "the engine lets such requests in only for a model with labels"
+        return iter(self._head.label(hidden, [each.start for each in ends], [each.end for each in ends]))
 
     def _advance(self, hidden: torch.Tensor, segment: PooledSegment, partial: torch.Tensor) -> torch.Tensor:
         """Add one segment; float32[H]: the vector if its prompt ends here, else what was kept of it."""

@@ -53,7 +53,7 @@ class StepRunner:
         for companion in state.companions.values():
             companion.recorder = self._recorder
         self._sampling = SamplingStep(state.pool, state.sampler, RESULTS, self._recorder)
-        self._pooler = Pooler(state.pool)
+        self._pooler = Pooler(state.pool, state.head)
         self._speculator = None if state.verification is None else state.verification(state)
         # Without drafts a plan's lengths are exact, and have come with the companions' writes.
         found = () if self._speculator is None else state.companions.values()

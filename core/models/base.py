@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -53,6 +53,10 @@ class ModelSpec:
     """Set for an encoder-decoder; all other fields then describe its decoder."""
     state_of_layers: int = 0
     """Layers whose states a step can ask for, by numbers 0 to this one (`HiddenRequest.layers`); 0 for none."""
+    whole_prompts: bool = False
+    """Whether tokens also see what comes after them: a prompt is computed in one step, and nothing is cached of it."""
+    token_types: int = 1
+    """Types of tokens that an encoder tells apart: its prompts have ids below this times `vocab_size`."""
     capturable: bool = False
     """Whether `forward`, apart from the attention backend, reads only device tensors and shapes: in decode steps, and
     unless there are recurrent layers or an encoder in all steps."""
@@ -74,6 +78,22 @@ class ModelSpec:
         if self.state_layers or None in windows:
             return None
         return sum(window for window in windows if window is not None)
+
+
+class LabelHead(Protocol):
+    """What a checkpoint puts on its model to judge texts. Used by the forward thread."""
+
+    @property
+    def count(self) -> int:
+        """How many labels there are."""
+        ...
+
+    def label(self, hidden: torch.Tensor, starts: Sequence[int], ends: Sequence[int]) -> torch.Tensor:
+        """float32[E, count]: the numbers of E sequences, of which each has tokens `start:end` of `hidden`, [T, H].
+
+        Of a sequence that came in chunks these are the tokens of the last one.
+        """
+        ...
 
 
 class Model(Protocol):

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ModelLoadError
+from core.models.labels import read_labels
+from core.types.labels import Labels
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,11 @@ class CheckpointConfig:
     """Recommended values of `SAMPLING_KEYS`; `do_sample: false` becomes temperature 0."""
     quantization: Mapping[str, Any] | None = None
     """`quantization_config`, unchanged; None for plain weights."""
+    labels: Labels | None = None
+    """What its classification head gives numbers for; None for a checkpoint without such a head."""
+    pad_token_id: int | None = None
+    is_decoder: bool = False
+    """Whether the configuration of a model type that can be either asks for a decoder."""
 
 
 def own_ids(checkpoint: CheckpointConfig, vocab_size: int) -> dict[str, Any]:
@@ -98,6 +105,9 @@ def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
         is_encoder_decoder=outer.get("is_encoder_decoder") is True,
         sampling_defaults=_sampling_defaults(generation_file, generation),
         quantization=_quantization(path, outer, text),
+        labels=read_labels(path / "config.json", outer, architecture),
+        pad_token_id=next((i for s in (outer, text) for i in _numbers(s.get("pad_token_id")) if i >= 0), None),
+        is_decoder=text.get("is_decoder") is True,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from core.config import ModelConfig
 from core.errors import ModelLoadError
-from core.models.base import Model, Progress
+from core.models.base import LabelHead, Model, Progress
 from core.models.config import CheckpointConfig, read_checkpoint_config
 from core.models.fused.layers import wanted as fuses
 from core.models.quantized.at_load import refuse_at_load
@@ -59,6 +59,23 @@ def load_model(
     return model_factory(family)(checkpoint, config, device, report)
 
 
+def load_head(config: ModelConfig, model: Model, device: torch.device) -> LabelHead | None:
+    """What judges texts on top of `model`, which `load_model` has made of `config`; None if its checkpoint has nothing.
+
+    Raises ModelLoadError.
+    """
+    checkpoint = read_checkpoint_config(config.path)
+    if checkpoint.labels is None:
+        return None
+    own: LabelHead | None = getattr(model, "head", None)
+    if own is not None:
+        return own
+    from core.models.hf import label_head
+    from core.models.hf.module_tree import read_configuration
+
+    return label_head.load_head(checkpoint, read_configuration(checkpoint), model.spec, device)
+
+
 def served_by(model: Model) -> str:
     """What computes the steps of a model that `load_model` has made, in a few words."""
     from core.models.native.family import UpgradingModel
@@ -97,6 +114,8 @@ def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
     if kind in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
         raise ModelLoadError(f"model type {kind!r} is not supported: its encoder reads audio, and requests carry text")
     if _is_encoder_decoder(checkpoint):
+        if checkpoint.labels is not None:
+            raise ModelLoadError(f"model type {kind!r} is not supported with labels: it is an encoder-decoder")
         if kind not in ENCODER_DECODER_TYPES:
             served = ", ".join(ENCODER_DECODER_TYPES)
             raise ModelLoadError(

@@ -96,6 +96,21 @@ class Tokenizer:
             return ids[1:] if doubled else ids
         return ids
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """(ids of two texts as the checkpoint joins them, number of the text that each belongs to).
+
+        Special tokens are the tokenizer's own and those written out. Raises InvalidRequest, field `pair`, for lone
+        surrogates.
+        """
+        _refuse_surrogates(first + second, "pair")
+        if self.backend is not None:
+            (encoding,) = self.backend.encode_batch_fast([(first, second)], add_special_tokens=True)
+            return encoding.ids, encoding.type_ids
+        with self._lock:
+            found = self._hf(first, second, return_token_type_ids=True)
+        ids: list[int] = found["input_ids"]
+        return ids, found.get("token_type_ids") or [0] * len(ids)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of `ids`, bytes that are no UTF-8 as U+FFFD. Ids outside the vocabulary add nothing.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +72,10 @@ class Pooling(Enum):
     LAST = "last"
     CLS = "cls"
     LABELS = "labels"
+
+
+EMBEDDINGS: Final = (Pooling.MEAN, Pooling.LAST, Pooling.CLS)
+"""Those that make an embedding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class Req:
     @property
     def reuses_prefix(self) -> bool:
         """Whether cached tokens may be skipped. The cache has keys and values, and neither hidden states nor logits."""
-        return self.pooling in (None, Pooling.LAST) and not self.scores
+        return self.pooling in (None, Pooling.LAST, Pooling.LABELS) and not self.scores
 
     @property
     def speculates(self) -> bool:

@@ -263,7 +263,7 @@ def make_checkpoint(kind: str, directory: Path | str, seed: int = 0, **overrides
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _draw_weights(model, seed)
     model.save_pretrained(path)
-    _tokenizer().save_pretrained(path)
+    tokenizer_of_tests().save_pretrained(path)
     return path
 
 
@@ -293,7 +293,7 @@ def _draw_weights(model: PreTrainedModel, seed: int) -> None:
 
 
 @cache
-def _tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer_of_tests() -> PreTrainedTokenizerFast:
     """Byte-level BPE with a few merges; any UTF-8 text round-trips, every id below `VOCAB_SIZE` decodes."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

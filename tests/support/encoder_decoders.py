@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from tests.support.checkpoints import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, _tokenizer
+from tests.support.checkpoints import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, tokenizer_of_tests
 
 MAX_INPUT = 256
 """Positions of encoder and decoder alike."""
@@ -79,5 +79,5 @@ def make_encoder_decoder(
     special = {name: value for name, value in ids.items() if name != "vocab_size"}
     model.generation_config = GenerationConfig(**special, **forced, **(generation or {}))
     model.save_pretrained(path)
-    _tokenizer().save_pretrained(path)
+    tokenizer_of_tests().save_pretrained(path)
     return path

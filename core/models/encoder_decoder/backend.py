@@ -28,7 +28,7 @@ from core.models.encoder_decoder.cross_attention import CrossAttention
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.models.encoder_decoder.model import EncoderDecoder
 from core.models.encoder_decoder.self_check import EncoderReference, check_encoder_decoder, plain_reference
-from core.models.hf.backend import load_module, one_line
+from core.models.hf.module_tree import load_module, one_line
 from core.models.mapped import own
 from core.models.quantized.registry import method_name
 

@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import AutoConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
@@ -31,9 +29,9 @@ from core.memory.window.window_pages import NAME as WINDOW
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig, own_ids
 from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
-from core.models.hf.head_layers import head_layers
 from core.models.hf.layer_states import hidden_size_of, layers_of
 from core.models.hf.mla import absorb_latents, expand_latents
+from core.models.hf.module_tree import load_module, one_line, read_configuration
 from core.models.hf.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.hf.probe import ModelProbe, Unsupported, probe_model
 from core.models.hf.products import Products
@@ -42,14 +40,10 @@ from core.models.hf.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.hf.self_check import CheckResult, Reference, plain_reference, run_self_check
 from core.models.hf.windowed import window_layers
 from core.models.lora.slots import LORA
-from core.models.mapped import SMALL, own
 from core.models.quantized.at_load import quantize_at_load
-from core.models.quantized.registry import QuantizedWeights, method_name, quant_method
+from core.models.quantized.registry import QuantizedWeights, quant_method
 
 logger = logging.getLogger(__name__)
-
-MAX_NAMED_WEIGHTS = 3
-"""How many missing or unexpected weights an error names."""
 
 
 class TransformersModel:
@@ -129,8 +123,10 @@ def load_transformers(
 ) -> TransformersModel:
     """Load, probe and check. Raises ModelLoadError, which names the model type and what is wrong, in one line."""
     kind = checkpoint.model_type
-    _refuse_by_class(_read_config(checkpoint), kind)
-    model = _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress)
+    _refuse_by_class(read_configuration(checkpoint), kind)
+    # The head of a judge stands beside the model, and has no part in its logits: these are made of what is there.
+    options = {} if checkpoint.labels is None else {"tie_word_embeddings": True}
+    model = load_module(checkpoint, config, device, progress, **options)
     return prove_module(model, checkpoint, config, progress)
 
 
@@ -201,20 +197,9 @@ def _prove_as_is(
     config: ModelConfig,
 ) -> tuple[TransformersModel, CheckResult]:
     probe = probe_model(model, checkpoint.context_length)
-    loaded = _assemble(model, probe, weights, checkpoint, config, reference.vocab_size)
+    loaded = _assemble(model, probe, weights, checkpoint, config, reference.vocab_size, reference.calls_base)
     loaded.reference = reference
     return loaded, run_self_check(loaded, reference)
-
-
-def _read_config(checkpoint: CheckpointConfig) -> PreTrainedConfig:
-    try:
-        # Never the code that `auto_map` in a configuration may point to.
-        found: PreTrainedConfig = AutoConfig.from_pretrained(
-            checkpoint.path, trust_remote_code=False, local_files_only=True
-        )
-        return found
-    except Exception as error:
-        raise ModelLoadError(f"{checkpoint.path / 'config.json'} is not usable: {one_line(error)}") from error
 
 
 def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
@@ -231,83 +216,6 @@ def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
         )
 
 
-def _dtype(checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The configured dtype. `auto` is float32 on the CPU, which every CPU computes, else the checkpoint's."""
-    name = config.dtype
-    method = quant_method(checkpoint)
-    if name == "auto":
-        anything = device.type == "cpu" and not (method and method.auto_dtype_is_saved and checkpoint.dtype)
-        name = "float32" if anything else checkpoint.dtype or "bfloat16"
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def load_module(
-    checkpoint: CheckpointConfig,
-    config: ModelConfig,
-    device: torch.device,
-    progress: Progress,
-    auto: Any = AutoModelForCausalLM,
-) -> PreTrainedModel:
-    """The module tree that `auto` makes of the checkpoint, on `device`, every weight accounted for."""
-    return _load_weights(checkpoint, _dtype(checkpoint, config, device), device, progress, auto)
-
-
-def _load_weights(
-    checkpoint: CheckpointConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    progress: Progress,
-    auto: Any = AutoModelForCausalLM,
-) -> PreTrainedModel:
-    progress("weights", 0.0)
-    method = quant_method(checkpoint)
-    options = method.load_options() if method else {}
-    transformers_logging.disable_progress_bar()
-    try:
-        loaded: Any = auto.from_pretrained(
-            checkpoint.path,
-            dtype=dtype,
-            trust_remote_code=False,
-            local_files_only=True,
-            use_safetensors=True,
-            attn_implementation="eager",
-            output_loading_info=True,
-            **options,
-        )
-        model, info = loaded
-        _refuse_guessed_weights(checkpoint, info, head_layers(model.config.get_text_config()))
-        ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
-        own(ready, checkpoint.path, SMALL)
-    except ModelLoadError:
-        raise
-    except Exception as error:
-        packed = "" if checkpoint.quantization is None else f" with {method_name(checkpoint.quantization)} weights"
-        raise ModelLoadError(
-            f"{checkpoint.path} cannot be loaded as {checkpoint.model_type!r}{packed}: {one_line(error)}"
-        ) from error
-    progress("weights", 1.0)
-    return ready
-
-
-def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any], heads: tuple[str, ...]) -> None:
-    """Raise ModelLoadError for weights that are missing or have no place: transformers would invent or drop them.
-
-    What begins as one of `heads` is not the model's, and is left to `core.models.hf.mtp`.
-    """
-    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in info.get(problem) or ())
-        names = [name for name in names if not name.startswith(heads)]
-        if names:
-            listed = ", ".join(names[:MAX_NAMED_WEIGHTS]) + (", …" if len(names) > MAX_NAMED_WEIGHTS else "")
-            word = problem.removesuffix("_keys")
-            raise ModelLoadError(f"{checkpoint.path} does not fit {checkpoint.model_type!r}: {word} weights {listed}")
-    errors = [*(info.get("error_msgs") or ()), *(info.get("conversion_errors") or {}).values()]
-    if errors:
-        raise ModelLoadError(f"{checkpoint.path} does not fit {checkpoint.model_type!r}: {one_line(errors[0])}")
-
-
 def _assemble(
     model: PreTrainedModel,
     probe: ModelProbe,
@@ -315,6 +223,7 @@ def _assemble(
     checkpoint: CheckpointConfig,
     config: ModelConfig,
     vocab_size: int,
+    gives_hidden: bool,
 ) -> TransformersModel:
     context_length = checkpoint.context_length or config.context_length
     if context_length is None:
@@ -329,7 +238,7 @@ def _assemble(
         state_layers=probe.cache.specs(),
         **own_ids(checkpoint, vocab_size),
         sampling_defaults=checkpoint.sampling_defaults,
-        hidden_size=hidden_size_of(model),
+        hidden_size=hidden_size_of(model) if gives_hidden else 0,
         quantization=weights.name,
         capturable=True,
         state_of_layers=len(layers_of(model)),
@@ -339,9 +248,3 @@ def _assemble(
     bind_context(model, context)
     states = wrap_mixers(probe.cache.recurrent_layers) if spec.state_layers else None
     return TransformersModel(model, spec, context, states)
-
-
-def one_line(error: object) -> str:
-    """The first line of an error that a library wrote for a terminal."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

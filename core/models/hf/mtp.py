@@ -26,9 +26,10 @@ from core.batch.schedule_batch import ForwardMode
 from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.models.base import Model, ModelSpec
 from core.models.eagle.head import HeadStep
-from core.models.hf.backend import TransformersModel, one_line
+from core.models.hf.backend import TransformersModel
 from core.models.hf.head_layers import MTP_TYPES, head_layers
 from core.models.hf.mla import absorb_latents, latent_of
+from core.models.hf.module_tree import one_line
 from core.models.hf.packed_attention import IMPLEMENTATION, PackedContext, bind_context
 from core.models.hf.probe import IMPLEMENTATION as PROBE
 from core.models.hf.probe import PROBE_TOKENS, ModelProbe, attention_implementation

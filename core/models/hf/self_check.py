@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -90,6 +91,9 @@ class Reference:
     rounds_activations: bool = False
     """Whether the last bit of a float decides about a step of eight bits; errors are then those of 16 bits."""
 
+    calls_base: bool = True
+    """Whether the logits are made from what the base model's own `forward` returns, which hooks can then see."""
+
     coded: bool = False
     """Whether keys were read from codes: the last bit of a float may decide about a step of one."""
 
@@ -111,11 +115,23 @@ def plain_reference(model: PreTrainedModel, vocab_size: int, rounds_activations:
         found: torch.Tensor = model(input_ids=tokens, use_cache=False, **places).logits.float()
         return found
 
-    with torch.inference_mode():
+    with torch.inference_mode(), _counting_calls(model) as calls:
         places = [torch.arange(len(row), device=device) for row in ids]
         expected = tuple(logits(row[None], place[None])[0] for row, place in zip(ids, places, strict=True))
         alone = tuple(logits(row[:, None], place[:, None])[:, 0] for row, place in zip(ids, places, strict=True))
-    return Reference(ids, expected, alone, rounds_activations)
+    return Reference(ids, expected, alone, rounds_activations, calls_base=bool(calls))
+
+
+@contextmanager
+def _counting_calls(model: PreTrainedModel) -> Iterator[list[None]]:
+    """A list that grows with every call of the base of `model`; OPT's, for one, is passed by."""
+    calls: list[None] = []
+    base: torch.nn.Module = getattr(model, "base_model", model)
+    handle = base.register_forward_hook(lambda *_: calls.append(None))
+    try:
+        yield calls
+    finally:
+        handle.remove()
 
 
 def coded_reference(model: Model, reference: Reference, format: KVFormat) -> Reference:

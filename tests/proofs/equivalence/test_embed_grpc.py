@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.types.io import Pooling
+from core.types.io import EMBEDDINGS, Pooling
 from service.client import CallFailed, Chunk, SlipstreamClient, Vector
 from service.server.server import Server
 from tests.proofs.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, make_prompts
@@ -63,7 +63,7 @@ async def test_vectors_beside_streams_equal_transformers(checkpoint: Path) -> No
     prompts = make_prompts(48, LONGEST, seed=7)
     states = pooled_by_hand(checkpoint, prompts)
     examples: list[Example] = decided_examples(checkpoint, 8, LONGEST, seed=8)
-    kinds = [(pooling, normalize) for pooling in Pooling for normalize in (True, False)]
+    kinds = [(pooling, normalize) for pooling in EMBEDDINGS for normalize in (True, False)]
     groups = [range(at, at + 8) for at in range(0, len(prompts), 8)]
     async with serving(checkpoint) as (_, client):
         calls = [

@@ -28,7 +28,7 @@ from core.errors import (
 )
 from core.executor.pooling import Pooler
 from core.text.tokenizer import Tokenizer
-from core.types.io import Delta, Embedding, EmbedRequest, EmbedResult, GenerateRequest, Pooling
+from core.types.io import EMBEDDINGS, Delta, Embedding, EmbedRequest, EmbedResult, GenerateRequest, Pooling
 from core.types.sampling_params import SamplingParams
 from tests.proofs.equivalence.oracle import OUTPUT_TOKENS, Example, decided_examples, make_prompts
 from tests.support.engines import started
@@ -110,7 +110,7 @@ async def test_vectors_and_streams_equal_transformers(checkpoint: tuple[Path, li
     directory, examples = checkpoint
     prompts = make_prompts(EMBEDDED, LONGEST, seed=2)
     expected = pooled_by_hand(directory, prompts)
-    poolings = [list(Pooling)[i % 3] for i in range(EMBEDDED)]
+    poolings = [EMBEDDINGS[i % 3] for i in range(EMBEDDED)]
     async with engine(directory, overlap=overlap, pool=LONGEST + 42) as made:
         asks = [
             embed_one(made, prompt, pooling=pooling, normalize=i % 2 == 0)
@@ -139,7 +139,7 @@ async def test_prefixes_are_skipped_only_where_the_vector_does_not_need_them(lla
     (expected,) = pooled_by_hand(llama, [prompt])
     async with engine(llama) as made:
         await tokens_of(made, prompt)
-        for pooling in Pooling:
+        for pooling in EMBEDDINGS:
             answer = await embed_one(made, prompt, pooling=pooling, normalize=False)
             scale = float(np.abs(expected[pooling]).max())
             np.testing.assert_allclose(answer.values, expected[pooling], rtol=1e-4, atol=1e-4 * scale)
@@ -203,7 +203,7 @@ async def test_an_adapter_makes_vectors_of_its_own(llama: Path, tmp_path: Path) 
     prompts = make_prompts(12, LONGEST, seed=6)
     plain, adapted = pooled_by_hand(llama, prompts), pooled_by_hand(llama, prompts, adapter=path)
     async with engine(llama, lora=LoraConfig(adapters=(("one", str(path)),))) as made:
-        for pooling in Pooling:
+        for pooling in EMBEDDINGS:
             results = await asyncio.gather(
                 *(embed(made, *prompts, adapter=name, pooling=pooling, normalize=False) for name in ("", "one", ""))
             )

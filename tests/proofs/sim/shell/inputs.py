@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from core.types.io import EmbedRequest, GenerateRequest, Pooling
+from core.types.io import EMBEDDINGS, EmbedRequest, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from tests.proofs.sim.reference import EOS, VOCAB
 from tests.proofs.sim.shell.clients import Plan
@@ -106,7 +106,7 @@ class Inputs:
             plan.bad = True
             inputs[0] = (VOCAB,)
         return EmbedRequest(
-            inputs=tuple(inputs), pooling=rng.choice(tuple(Pooling)), normalize=rng.random() < 0.5,
+            inputs=tuple(inputs), pooling=rng.choice(EMBEDDINGS), normalize=rng.random() < 0.5,
             **self._common(plan, request_id),
         )  # fmt: skip
 

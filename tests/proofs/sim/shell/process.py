@@ -18,6 +18,7 @@ from core.engine.adapters.loader import AdapterLoader
 from core.engine.adapters.table import AdapterTable
 from core.engine.async_engine import AsyncEngine
 from core.engine.built_engine import BuiltEngine
+from core.engine.embedding_inputs import EmbeddingInputs
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.executor.interface import Executor
@@ -121,7 +122,7 @@ class EngineProcess:
         )
 
     def _built(self) -> BuiltEngine:
-        inputs = InputProcessor(tokenizer(), self.memory, VOCAB, self._scenario.sizes.context, 1, HIDDEN, self.table)
+        inputs = InputProcessor(tokenizer(), self.memory, VOCAB, self._scenario.sizes.context, 1, self.table)
         inputs._workers._pool = cast(Any, self.pool)
         info = ModelInfo(
             name="simulated", architecture="none", dtype="float32", vocab_size=VOCAB,
@@ -131,7 +132,8 @@ class EngineProcess:
         )  # fmt: skip
         grammars = GrammarCompiler(GrammarConfig(), None, None)
         return BuiltEngine(
-            self._config(), inputs, AdapterLoader(self.table), grammars, info,
+            self._config(), inputs, EmbeddingInputs(inputs, self.memory, HIDDEN), AdapterLoader(self.table), grammars,
+            info,
             self._new_executor, self._new_scheduler, cast(Any, None), LaneRecorder(),
         )  # fmt: skip
 

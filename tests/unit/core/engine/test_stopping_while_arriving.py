@@ -55,7 +55,7 @@ async def test_an_embedding_between_two_of_its_inputs_ends_with_draining(
     async with running(tokenizer) as engine:
         held = Held(engine, monkeypatch)
         # The emulated model has none.
-        monkeypatch.setattr(engine._inputs, "_hidden_size", 8)
+        monkeypatch.setattr(engine._embeddings, "_hidden_size", 8)
         asked = asyncio.create_task(engine.embed(EmbedRequest(inputs=("one", "two"))))
         await until(lambda: held.entered == 1)
         await engine.stop()
