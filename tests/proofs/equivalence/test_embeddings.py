@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,18 @@ EMBEDDED, STREAMED = 64, 16
 
 @asynccontextmanager
 async def engine(
-    directory: Path, *, overlap: bool = True, rows: int = 24, pool: int = 4096, **configs: Any
+    directory: Path,
+    *,
+    overlap: bool = True,
+    rows: int = 24,
+    pool: int = 4096,
+    model_fields: Mapping[str, Any] = MappingProxyType({}),
+    **configs: Any,
 ) -> AsyncIterator[Any]:
     """A started engine in chunks of 32 and pages of 8; at its end nothing is held and no check has failed."""
     built = build_engine(
         EngineConfig(
-            model=ModelConfig(str(directory), dtype="float32"),
+            model=ModelConfig(str(directory), dtype="float32", **model_fields),
             memory=MemoryConfig(page_size=8, max_running_requests=rows, max_total_tokens=pool),
             scheduler=SchedulerConfig(chunked_prefill_size=32),
             executor=ExecutorConfig(device="cpu", overlap=overlap, assert_mode="trap", cpu_threads=1),
