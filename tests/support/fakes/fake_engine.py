@@ -33,10 +33,12 @@ from core.types.io import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Input,
     ModelInfo,
     OutputEvent,
     Pooling,
     Started,
+    TextPair,
     Timing,
     Usage,
 )
@@ -184,24 +186,32 @@ class FakeEmbedCall:
         self._stream = stream
 
     async def result(self) -> EmbedResult:
-        """Vectors that repeat four numbers: length and place of the input, whether it is normalised, its pooling."""
+        """Vectors that repeat four numbers: length and place of the input, whether it is normalised, its pooling.
+
+        Of labels as many as there are.
+        """
         async for event in self._stream:
             if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
                 raise RequestAborted("the request was aborted")
         asked = self.request
+        lengths = [_length(given) for given in asked.inputs]
         rows = [
-            [len(given), place, float(asked.normalize), list(Pooling).index(asked.pooling)]
-            for place, given in enumerate(asked.inputs)
+            [length, place, float(asked.normalize), list(Pooling).index(asked.pooling)]
+            for place, length in enumerate(lengths)
         ]
         vectors = [np.resize(np.asarray(row, np.float32), self._dimension)[: asked.dimensions] for row in rows]
         return EmbedResult(
             self.request_id,
-            tuple(Embedding(row, len(given), 1) for row, given in zip(vectors, asked.inputs, strict=True)),
+            tuple(Embedding(row, length, 1) for row, length in zip(vectors, lengths, strict=True)),
         )
 
     async def aclose(self) -> None:
         """Abort what still runs."""
         await self._stream.aclose()
+
+
+def _length(given: Input) -> int:
+    return len(given.first) + len(given.second) if isinstance(given, TextPair) else len(given)
 
 
 class FakeEngine(AdapterShelf):
@@ -248,7 +258,9 @@ class FakeEngine(AdapterShelf):
         shown = GenerateRequest(request.request_id, sampling=params, want_text=False, deadline=request.deadline)
         stream = await self._open(shown)
         self.embedded.append(request)
-        return FakeEmbedCall(request, stream, self.model_info.embedding_dimension)
+        info = self.model_info
+        labels = info.labels if request.pooling is Pooling.LABELS else None
+        return FakeEmbedCall(request, stream, len(labels.names) if labels else info.embedding_dimension)
 
     async def generate(self, request: GenerateRequest) -> FakeStream:
         """Play the script for `request`."""
