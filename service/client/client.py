@@ -26,8 +26,9 @@ from service.client.judging import (
     DocumentScore,
     Judged,
     classifications,
-    classify_input,
+    classify_request,
     document_scores,
+    score_request,
 )
 from service.client.requests import Prompt, constraint_of, embed_input, set_input
 from service.client.resumed_call import Received, ResumedCall, attach_request, responses
@@ -247,8 +248,7 @@ class SlipstreamClient:
         `raw_scores`: the model's numbers as they are. `fields` are further fields of ClassifyRequest; otherwise as
         `embed`.
         """
-        asked = [classify_input(each) for each in inputs]
-        request = pb.ClassifyRequest(inputs=asked, raw_scores=raw_scores, **fields)
+        request = classify_request(inputs, raw_scores=raw_scores, **fields)
         return classifications(await self._unary(self.stub.Classify, request, timeout))
 
     async def score(
@@ -267,9 +267,7 @@ class SlipstreamClient:
         `fields` are further fields of ScoreRequest; otherwise as `classify`. Raises CallFailed, and TypeError for one
         text instead of a list of documents.
         """
-        if isinstance(documents, str):
-            raise TypeError("documents must be a list of texts, not one text")
-        request = pb.ScoreRequest(query=query, documents=documents, top_n=top_n, raw_scores=raw_scores, **fields)
+        request = score_request(query, documents, top_n=top_n, raw_scores=raw_scores, **fields)
         return document_scores(await self._unary(self.stub.Score, request, timeout))
 
     async def abort(self, request_id: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
@@ -41,6 +42,18 @@ class DocumentScore:
     score: float
     prompt_tokens: int
     cached_tokens: int
+
+
+def classify_request(inputs: Sequence[Judged], **fields: Any) -> pb.ClassifyRequest:
+    """The message that has `inputs` judged. Raises TypeError as `classify_input`."""
+    return pb.ClassifyRequest(inputs=[classify_input(each) for each in inputs], **fields)
+
+
+def score_request(query: str, documents: Sequence[str], **fields: Any) -> pb.ScoreRequest:
+    """The message that has `documents` compared with `query`. Raises TypeError for one text instead of a list."""
+    if isinstance(documents, str):
+        raise TypeError("documents must be a list of texts, not one text")
+    return pb.ScoreRequest(query=query, documents=documents, **fields)
 
 
 def classify_input(given: Judged) -> pb.ClassifyInput:

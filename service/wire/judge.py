@@ -19,7 +19,7 @@ from service.wire.message_limits import refuse_oversized_classify, refuse_oversi
 from service.wire.packed import label_scores
 from service.wire.served_calls import labels_of, relevance_of
 
-_PAIR = re.compile(r"inputs\[(\d+)\]\.pair")
+_INPUTS = re.compile(r"inputs(?:(\[\d+\])\.pair)?")
 
 
 def classify_request(
@@ -76,7 +76,7 @@ def _score_violations(message: pb.ScoreRequest) -> Iterator[FieldViolation]:
 def of_documents(error: InvalidRequest) -> InvalidRequest:
     """`error` of the engine with the names that the fields have in a ScoreRequest."""
     return InvalidRequest(
-        [FieldViolation(_PAIR.sub(r"documents[\1]", each.field), each.description) for each in error.violations]
+        [FieldViolation(_INPUTS.sub(r"documents\1", each.field), each.description) for each in error.violations]
     )
 
 

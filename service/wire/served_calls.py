@@ -39,4 +39,4 @@ def _instead(info: ModelInfo) -> str:
         "Score": labels is not None and labels.relevance is not None,
     }
     served = [name for name, answered in known.items() if answered]
-    return f"use {' or '.join(served)}" if served else "nor does it embed or judge"
+    return f"use {' or '.join(served)}" if served else "it can be asked for tokens only"

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import replace
 from typing import Self
 
-import numpy as np
-
 from core.engine.api import EngineState
 from core.errors import (
     DeadlinePassed,
@@ -27,18 +25,15 @@ from core.errors import (
 from core.lanes import LaneRecorder
 from core.types.io import (
     Delta,
-    Embedding,
     EmbedRequest,
     EmbedResult,
     Finished,
     FinishReason,
     GenerateRequest,
-    Input,
     ModelInfo,
     OutputEvent,
     Pooling,
     Started,
-    TextPair,
     Timing,
     Usage,
 )
@@ -48,6 +43,7 @@ from tests.support.fakes.adapter_shelf import AdapterShelf
 from tests.support.fakes.fake_control import FakeControl
 from tests.support.fakes.fake_prefixes import FakePrefixes
 from tests.support.fakes.figures import FIGURES
+from tests.support.fakes.vectors import vectors_of
 
 Step = OutputEvent | BaseException | asyncio.Event
 """An event to emit, an error to raise, or something to wait for first."""
@@ -186,32 +182,15 @@ class FakeEmbedCall:
         self._stream = stream
 
     async def result(self) -> EmbedResult:
-        """Vectors that repeat four numbers: length and place of the input, whether it is normalised, its pooling.
-
-        Of labels as many as there are.
-        """
+        """The vectors, once the script has ended. Raises RequestAborted."""
         async for event in self._stream:
             if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
                 raise RequestAborted("the request was aborted")
-        asked = self.request
-        lengths = [_length(given) for given in asked.inputs]
-        rows = [
-            [length, place, float(asked.normalize), list(Pooling).index(asked.pooling)]
-            for place, length in enumerate(lengths)
-        ]
-        vectors = [np.resize(np.asarray(row, np.float32), self._dimension)[: asked.dimensions] for row in rows]
-        return EmbedResult(
-            self.request_id,
-            tuple(Embedding(row, length, 1) for row, length in zip(vectors, lengths, strict=True)),
-        )
+        return EmbedResult(self.request_id, vectors_of(self.request, self._dimension))
 
     async def aclose(self) -> None:
         """Abort what still runs."""
         await self._stream.aclose()
-
-
-def _length(given: Input) -> int:
-    return len(given.first) + len(given.second) if isinstance(given, TextPair) else len(given)
 
 
 class FakeEngine(AdapterShelf):
