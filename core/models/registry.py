@@ -36,34 +36,9 @@ ENCODER_DECODER_TYPES = ("bart", "mbart", "t5", "mt5", "pegasus", "marian", "plb
 
 
 ENCODER_TYPES = (
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "modernbert",
-    "distilbert",
-    "electra",
-    "camembert",
-    "albert",
-    "mpnet",
-    "deberta-v2",
-    "data2vec-text",
-    "ernie",
-    "esm",
-    "roberta-prelayernorm",
-    "xlm-roberta-xl",
-    "nomic_bert",
-    "gte",
-    "jina_embeddings_v3",
-    "eurobert",
-    "megatron-bert",
-    "ibert",
-    "rembert",
-    "convbert",
-    "nystromformer",
-    "xmod",
-    "mobilebert",
-    "roformer",
-    "luke",
+    *("bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "electra", "albert", "mpnet"),
+    *("deberta", "deberta-v2", "data2vec-text", "ernie", "roberta-prelayernorm", "xlm-roberta-xl", "nomic_bert", "gte"),
+    *("jina_embeddings_v3", "eurobert", "megatron-bert", "ibert", "rembert", "convbert", "mobilebert", "roformer"),
 )
 """Encoders without a decoder, which embed and judge; as above."""
 

@@ -86,8 +86,8 @@ class PrefillAdder:
     def fill(self, budget: int, now: float, only: Collection[Tenant] | None = None) -> list[Segment]:
         """Chunks of at most `budget` tokens in all, at most one per request. `only`: their tenants; None for all.
 
-        Tokens of an encoder's input count too. That input cannot be cut, nor can a prompt that is `whole`, so one longer
-        than `budget` is the only work of its step beside decodes. `now`: seconds of the loop's clock.
+        Tokens of an encoder's input count too. That input cannot be cut, nor can a `whole` prompt, so one longer than
+        `budget` is the only work of its step beside decodes. `now`: seconds of the loop's clock.
         """
         self._reserve_share = max(RESERVE_MIN, self._reserve_share * RESERVE_DECAY)
         self._preemption.begin()

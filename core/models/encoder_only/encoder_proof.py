@@ -87,15 +87,14 @@ def proved_way(base: PreTrainedModel, reference: EncoderReference, reach: int) -
 
     `reach`: positions that it knows. Raises Unsupported where neither gives the hidden states of each text alone.
     """
-    unused = _unused_positions(base, reach)
     try:
         return _packed(base, reference, reach)
     except (Unsupported, NotImplementedError, TypeError, RuntimeError) as error:
         logger.info("texts of one length are computed together, not all: the model %s", str(error).partition("\n")[0])
-    way = GroupedTexts(base, unused)
-    error = _difference(way, reference)
-    if error > _tolerance(base.dtype):
-        raise Unsupported(f"gives texts of one step other hidden states than each alone, by {error:.2g} of the largest")
+    way = GroupedTexts(base, _unused_positions(base, reach))
+    apart = _difference(way, reference)
+    if apart > _tolerance(base.dtype):
+        raise Unsupported(f"gives texts of one step other hidden states than each alone, by {apart:.2g} of the largest")
     return way
 
 
@@ -153,7 +152,7 @@ def _unused_positions(base: PreTrainedModel, reach: int) -> int:
         pad = getattr(base.config.get_text_config(), "pad_token_id", None)
         try:
             base(input_ids=ids + 1 if pad == 1 else ids)
-        except IndexError:
+        except (IndexError, RuntimeError):
             continue
         return offset
     return 0
@@ -169,7 +168,7 @@ def _difference(way: Way, reference: EncoderReference) -> float:
     types = torch.cat(reference.types) if reference.token_types > 1 else None
     try:
         found = way.states(torch.cat(reference.ids), types, [len(row) for row in reference.ids])
-    except IndexError:  # positions that the model has no embeddings for
+    except (IndexError, RuntimeError):  # positions that the model has no embeddings for
         return float("inf")
     return _relative(found.float(), torch.cat(reference.states))
 

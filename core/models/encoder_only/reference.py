@@ -45,10 +45,7 @@ def plain_run(whole: PreTrainedModel, vocab_size: int, *, labels: bool) -> Encod
     ids = tuple(allowed[torch.randint(len(allowed), (n,), generator=generator)].to(device) for n in LENGTHS)
     kinds = tuple(torch.arange(len(row), device=device) * token_types // len(row) for row in ids)
     named = [{"token_type_ids": each[None]} if token_types > 1 else {} for each in kinds]
-    states = [
-        base(input_ids=row[None], **more).last_hidden_state[0].float() for row, more in zip(ids, named, strict=True)
-    ]
-    judged = [
-        whole(input_ids=row[None], **more).logits[0].float() for row, more in zip(ids, named, strict=True) if labels
-    ]
+    asked: list[dict[str, Any]] = [{"input_ids": row[None], **more} for row, more in zip(ids, named, strict=True)]
+    states = [base(**each).last_hidden_state[0].float() for each in asked]
+    judged = [whole(**each).logits[0].float() for each in asked] if labels else []
     return EncoderReference(ids, kinds, token_types, tuple(states), tuple(judged))
