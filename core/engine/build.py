@@ -152,7 +152,9 @@ def _build_inputs(
         pools.max_input_length,
     )
     labelling = labelling_of(config.model, spec, tokenizer, head)
-    return inputs, EmbeddingInputs(inputs, pools.memory, spec.hidden_size, labelling, spec.token_types)
+    return inputs, EmbeddingInputs(
+        inputs, pools.memory, spec.hidden_size, labelling, spec.token_types, spec.whole_prompts
+    )
 
 
 def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> StepExecutor:

@@ -102,7 +102,8 @@ def build_pools(
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
     # Outputs of an encoder-decoder depend on the encoder's input too, so no prefix is kept by its tokens alone.
-    kept = "none" if spec.encoder else memory.prefix_cache
+    # What a token of an encoder becomes depends on those behind it.
+    kept = "none" if spec.encoder or spec.whole_prompts else memory.prefix_cache
     cache = build_prefix_cache(kept, memory.page_size, adapters.table.tenant)
     followers: list[Companion] = []
     if config.lora.enabled:
@@ -125,7 +126,7 @@ def build_pools(
         context_length=context,
         companions=companions,
         adapters=adapters,
-        max_input_length=cross.max_input or context - 1,
+        max_input_length=cross.max_input or (context if spec.whole_prompts else context - 1),
         host=_host_tier(memory, layers.full, spec.dtype, _not_copied(companions, drafts, format)),
         drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )

@@ -83,7 +83,12 @@ def prove_deterministic(config: EngineConfig, model: Model, attention: Attention
         return
     served: Any = model
     if not getattr(served, "invariant", False):
-        what = "an encoder-decoder" if model.spec.encoder is not None else "computed by the modules of transformers"
+        kind = "an encoder" if model.spec.whole_prompts else "an encoder-decoder"
+        what = (
+            kind
+            if model.spec.whole_prompts or model.spec.encoder is not None
+            else "computed by the modules of transformers"
+        )
         raise ConfigError(
             f"deterministic is not possible: {model.spec.architecture} is {what} here, whose sums go by the batch "
             "(slipstream check without --deterministic tells more); serve it without"

@@ -26,13 +26,14 @@ class EmbeddingInputs:
         hidden_size: int,
         labelling: Labelling | None = None,
         token_types: int = 1,
+        whole_prompts: bool = False,
     ) -> None:
         """`hidden_size`: 0 if the model has no hidden states to embed with. `labelling`: None if it judges nothing.
 
-        `token_types`: of `ModelSpec`.
+        `token_types`, `whole_prompts`: of `ModelSpec`.
         """
         self._inputs, self._memory = inputs, memory
-        self._hidden_size, self._token_types = hidden_size, token_types
+        self._hidden_size, self._token_types, self._whole = hidden_size, token_types, whole_prompts
         self.labelling = labelling
 
     def by_tokens(self, request: EmbedRequest) -> bool:
@@ -101,7 +102,8 @@ class EmbeddingInputs:
         if self.by_tokens(request):
             assert self.labelling is not None, "there are tokens"
             return {"params": next_tokens(self.labelling), "max_new_tokens": 1, "speculative": False}
-        return {"params": SamplingParams(temperature=0.0), "max_new_tokens": 0, "pooling": request.pooling}
+        greedy = SamplingParams(temperature=0.0)
+        return {"params": greedy, "max_new_tokens": 0, "pooling": request.pooling, "whole": self._whole}
 
     async def _ids(self, given: Input, request: EmbedRequest) -> Ints:
         """Ids of one input, int64[n] with n >= 1. Raises InvalidRequest naming `text`, `token_ids.ids` or `pair`."""

@@ -40,6 +40,8 @@ def check_kv_format(config: EngineConfig, spec: ModelSpec, attention: type[Atten
 def _why_not(format: KVFormat, spec: ModelSpec, attention: type[AttentionBackend]) -> str | None:
     if format.codes is None:
         return None
+    if spec.whole_prompts:
+        return f"{spec.architecture} is an encoder, which caches nothing"
     if spec.encoder is not None:
         return f"{spec.architecture} is an encoder-decoder, whose cross pages are cached as they are computed"
     reason = attention.why_not_stored(format, spec.dtype)

@@ -176,6 +176,8 @@ def why_no_speculation(
 
     `method`: what drafts. `attention`: the backend that the engine will have.
     """
+    if spec.whole_prompts:
+        return "an encoder puts out no tokens"
     if spec.encoder is not None:
         return "encoder-decoders are not speculated with"
     return _why_no_grid(spec, method, attention) if way.is_grid else None

@@ -42,7 +42,7 @@ class ModelSpec:
     """All below `vocab_size`: `min_tokens` forbids them by their place in the logits."""
     bos_token_id: int | None = None
     state_layers: tuple[StateLayerSpec, ...] = ()
-    """Recurrent layers, by ascending layer id. A model has at least one KV layer or one recurrent layer."""
+    """Recurrent layers, by ascending layer id. A model has one or a KV layer, unless it takes whole prompts."""
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of `SamplingParams` that the checkpoint recommends."""
     hidden_size: int = 0
@@ -65,7 +65,7 @@ class ModelSpec:
         assert self.vocab_size >= 1, self.vocab_size
         assert self.context_length >= 2, self.context_length
         assert all(0 <= token < self.vocab_size for token in self.eos_token_ids), (self.eos_token_ids, self.vocab_size)
-        assert self.kv_layers or self.state_layers, "a model that keeps nothing needs no pool"
+        assert self.kv_layers or self.state_layers or self.whole_prompts, "a model that keeps nothing needs no pool"
 
     @property
     def reach(self) -> int | None:

@@ -51,6 +51,8 @@ class CheckpointConfig:
     pad_token_id: int | None = None
     is_decoder: bool = False
     """Whether the configuration of a model type that can be either asks for a decoder."""
+    sees_both_ways: bool = False
+    """Whether a model type of decoders is configured to see what comes behind a token too."""
 
 
 def own_ids(checkpoint: CheckpointConfig, vocab_size: int) -> dict[str, Any]:
@@ -108,6 +110,7 @@ def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
         labels=read_labels(path / "config.json", outer, architecture),
         pad_token_id=next((i for s in (outer, text) for i in _numbers(s.get("pad_token_id")) if i >= 0), None),
         is_decoder=text.get("is_decoder") is True,
+        sees_both_ways=text.get("use_bidirectional_attention") is True,
     )
 
 

@@ -14,7 +14,7 @@ from core.models.config import CheckpointConfig, read_checkpoint_config
 from core.models.fused.layers import wanted as fuses
 from core.models.quantized.at_load import refuse_at_load
 from core.models.quantized.registry import quant_method
-from core.models.registry import DEFAULT_FAMILY, ENCODER_DECODER_TYPES, family_of, model_factory
+from core.models.registry import DEFAULT_FAMILY, ENCODER_DECODER_TYPES, ENCODER_TYPES, family_of, model_factory
 from core.models.weights import check_weight_files
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ def load_model(
     encoder_decoder = _is_encoder_decoder(checkpoint)
     refuse_at_load(checkpoint, config.quantization, encoder_decoder=encoder_decoder)
     report("check", 1.0)
-    kept = keeps_modules and not encoder_decoder
-    family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder)
+    kept = keeps_modules and not encoder_decoder and not _is_encoder(checkpoint)
+    family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder, encoder=_is_encoder(checkpoint))
     if fuses(device) and family == DEFAULT_FAMILY:
         logger.info("no fused decoder: no native family is declared for %r", checkpoint.model_type)
     elif fuses(device) and kept:
@@ -84,6 +84,8 @@ def served_by(model: Model) -> str:
         return "compiled code" if model.native else "the modules of transformers"
     if type(model).__name__ == "FusedDecoder":
         return "a fused decoder"
+    if model.spec.whole_prompts:
+        return "the modules of transformers, over packed texts"
     if model.spec.encoder is not None:
         return "the modules of transformers, encoder and decoder"
     products = getattr(model, "products", None)
@@ -101,10 +103,16 @@ def _is_encoder_decoder(checkpoint: CheckpointConfig) -> bool:
     return checkpoint.is_encoder_decoder or only
 
 
+def _is_encoder(checkpoint: CheckpointConfig) -> bool:
+    """Whether every token sees the whole text: the model embeds and judges, and writes nothing."""
+    return checkpoint.sees_both_ways or (checkpoint.model_type in ENCODER_TYPES and not checkpoint.is_decoder)
+
+
 def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     )
 
@@ -121,6 +129,11 @@ def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
             raise ModelLoadError(
                 f"model type {kind!r} is not supported: it is an encoder-decoder, of which these are served: {served}"
             )
+    elif _is_encoder(checkpoint):
+        return
+    elif kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not checkpoint.is_decoder:
+        served = ", ".join(ENCODER_TYPES)
+        raise ModelLoadError(f"model type {kind!r} is not supported: it is an encoder, of which these are: {served}")
     elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
 

@@ -17,10 +17,12 @@ ModelFactory = Callable[[CheckpointConfig, ModelConfig, torch.device, Progress],
 
 DEFAULT_FAMILY = "transformers"
 ENCODER_DECODER_FAMILY = "encoder-decoder"
+ENCODER_FAMILY = "encoder-only"
 
 MODEL_FAMILIES: dict[str, str] = {
     DEFAULT_FAMILY: "core.models.products.family:load_packed",
     "native": "core.models.native.family:load_native",
+    ENCODER_FAMILY: "core.models.encoder_only.backend:load_encoder_only",
     ENCODER_DECODER_FAMILY: "core.models.encoder_decoder.backend:load_encoder_decoder",
 }
 """Family -> `module:factory`, imported only when a checkpoint needs it."""
@@ -33,10 +35,20 @@ ENCODER_DECODER_TYPES = ("bart", "mbart", "t5", "mt5", "pegasus", "marian", "plb
 """Encoder-decoders whose attention the packed decoder knows; `docs/reference/models.md` says how each was checked."""
 
 
-def family_of(model_type: str, *, encoder_decoder: bool = False) -> str:
-    """The family that serves `model_type`; some types come with an encoder and without."""
+ENCODER_TYPES = (
+    *("bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "electra", "albert", "mpnet"),
+    *("deberta", "deberta-v2", "data2vec-text", "ernie", "roberta-prelayernorm", "xlm-roberta-xl", "nomic_bert", "gte"),
+    *("jina_embeddings_v3", "eurobert", "megatron-bert", "ibert", "rembert", "convbert", "mobilebert", "roformer"),
+)
+"""Encoders without a decoder, which embed and judge; as above."""
+
+
+def family_of(model_type: str, *, encoder_decoder: bool = False, encoder: bool = False) -> str:
+    """The family that serves `model_type`; some types come with an encoder and without, or as an encoder alone."""
     if encoder_decoder:
         return ENCODER_DECODER_FAMILY
+    if encoder:
+        return ENCODER_FAMILY
     return NATIVE_FAMILIES.get(model_type, DEFAULT_FAMILY)
 
 

@@ -86,8 +86,8 @@ class PrefillAdder:
     def fill(self, budget: int, now: float, only: Collection[Tenant] | None = None) -> list[Segment]:
         """Chunks of at most `budget` tokens in all, at most one per request. `only`: their tenants; None for all.
 
-        Tokens of an encoder's input count too. That input cannot be cut, so one longer than `budget` is the only work
-        of its step beside decodes. `now`: seconds of the loop's clock.
+        Tokens of an encoder's input count too. That input cannot be cut, nor can a `whole` prompt, so one longer than
+        `budget` is the only work of its step beside decodes. `now`: seconds of the loop's clock.
         """
         self._reserve_share = max(RESERVE_MIN, self._reserve_share * RESERVE_DECAY)
         self._preemption.begin()
@@ -144,7 +144,8 @@ class PrefillAdder:
                 self._offered[req.row] = 0
                 turn.started.appendleft(req.row)
                 # At least one token: the encoder's input is read with the first chunk.
-                grant, encoder_ids, seat = max(1, grant - req.encoder_len), req.encoder_ids, SEQUENCE_COST
+                grant = req.prompt_len if req.whole else max(1, grant - req.encoder_len)
+                encoder_ids, seat = req.encoder_ids, SEQUENCE_COST
         if (row := self._next_row(turn)) is None:
             return None
         segment = self._chunk(row, grant, encoder_ids)
@@ -195,7 +196,7 @@ class PrefillAdder:
 
         `alone`: the step holds no chunk so far.
         """
-        if not alone and req.encoder_len >= budget:
+        if not alone and (req.encoder_len >= budget or (req.whole and req.prompt_len > budget)):
             return False
         seated = self._memory.rows.available > 0 and self._lifecycle.admit(req, self._reserve_pages(req), now)
         if not seated and (self._comes(req) or not self._make_way(req, now)):

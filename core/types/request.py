@@ -75,6 +75,8 @@ class Req:
     pooling: Pooling | None = None
     """Set for an embedding: its prompt is prefilled, nothing is sampled, and its result is `vector`."""
     vector: npt.NDArray[np.float32] | None = None
+    whole: bool = False
+    """Whether its prompt is computed in one step, however long it is, since tokens see what comes behind them."""
 
     sequence: int = -1
     """Arrival number, given by intake; ties in every policy are broken by it."""

@@ -53,6 +53,8 @@ def build_adapters(config: LoraConfig, model: Model, device: torch.device) -> Ad
     # Imported here: it takes three seconds, which the load of a checkpoint has paid by now, and nothing else should.
     from core.models.hf.backend import TransformersModel
 
+    if model.spec.whole_prompts:
+        raise ModelLoadError(f"adapters of encoders are not supported, and {model.spec.architecture} is one")
     if model.spec.encoder is not None:
         raise ModelLoadError(f"adapters of encoder-decoders are not supported, and {model.spec.architecture} is one")
     if not isinstance(model, TransformersModel):

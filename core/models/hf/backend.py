@@ -29,6 +29,7 @@ from core.memory.window.window_pages import NAME as WINDOW
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig, own_ids
 from core.models.fused.layers import fuse_layers, unfuse_layers, wanted
+from core.models.hf.label_head import head_names
 from core.models.hf.layer_states import hidden_size_of, layers_of
 from core.models.hf.mla import absorb_latents, expand_latents
 from core.models.hf.module_tree import load_module, one_line, read_configuration
@@ -123,9 +124,12 @@ def load_transformers(
 ) -> TransformersModel:
     """Load, probe and check. Raises ModelLoadError, which names the model type and what is wrong, in one line."""
     kind = checkpoint.model_type
-    _refuse_by_class(read_configuration(checkpoint), kind)
-    # The head of a judge stands beside the model, and has no part in its logits: these are made of what is there.
-    options = {} if checkpoint.labels is None else {"tie_word_embeddings": True}
+    hf_config = read_configuration(checkpoint)
+    _refuse_by_class(hf_config, kind)
+    options: dict[str, Any] = {}
+    if checkpoint.labels is not None:
+        # The head of a judge stands beside the model, and has no part in its logits: these are made of what is there.
+        options = {"beside": head_names(hf_config), "tie_word_embeddings": True}
     model = load_module(checkpoint, config, device, progress, **options)
     return prove_module(model, checkpoint, config, progress)
 

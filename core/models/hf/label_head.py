@@ -44,11 +44,17 @@ class LinearHead:
         return functional.linear(last.to(self._weight.dtype), self._weight, self._bias).float()
 
 
-def head_names(model: PreTrainedModel) -> tuple[str, ...]:
-    """What names of weights begin with that a judge's checkpoint has beside those of the causal `model`, or lacks."""
-    output = model.get_output_embeddings()
-    lacking = [f"{name}." for name, module in model.named_modules() if module is output and output is not None]
-    return (*lacking, *(f"{name}." for name in _head_modules(_class_over(model.config))))
+def head_names(config: PreTrainedConfig) -> tuple[str, ...]:
+    """What names of weights begin with that a judge's checkpoint has beside those of the causal model.
+
+    Raises ModelLoadError where transformers has no such class.
+    """
+    return modules_beside(_class_for(config), config)
+
+
+def modules_beside(model_class: Any, config: PreTrainedConfig) -> tuple[str, ...]:
+    """What names of weights begin with that `model_class` has beside its base model."""
+    return tuple(f"{name}." for name in _head_modules(_without_memory(model_class, config)))
 
 
 def load_head(
@@ -62,7 +68,7 @@ def load_head(
     assert labels is not None, "a checkpoint without labels has no head"
     if not spec.hidden_size:
         raise ModelLoadError(f"model type {kind!r} is not supported with labels: it gives no hidden states to judge by")
-    whole = _class_over(config)
+    whole = _without_memory(_class_for(config), config)
     modules = _head_modules(whole)
     if len(modules) != 1 or not isinstance(linear := next(iter(modules.values())), torch.nn.Linear):
         listed = ", ".join(modules) or "nothing"
@@ -79,15 +85,19 @@ def load_head(
     return head
 
 
-def _class_over(config: PreTrainedConfig) -> PreTrainedModel:
-    """The class of transformers for `config` with a head, without memory for its weights."""
+def _class_for(config: PreTrainedConfig) -> Any:
+    """The class of transformers for `config` with a head."""
     found: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
     if found is None:
         raise ModelLoadError(
             f"model type {config.model_type!r} is not supported with labels: transformers has no such class for it"
         )
+    return found
+
+
+def _without_memory(model_class: Any, config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
-        made: PreTrainedModel = found(config).eval()
+        made: PreTrainedModel = model_class(config).eval()
     return made
 
 

@@ -15,7 +15,6 @@ from core.errors import ModelLoadError
 from core.models.base import Progress
 from core.models.config import CheckpointConfig
 from core.models.hf.head_layers import head_layers
-from core.models.hf.label_head import head_names
 from core.models.mapped import SMALL, own
 from core.models.quantized.registry import method_name, quant_method
 
@@ -53,19 +52,20 @@ def load_module(
     device: torch.device,
     progress: Progress,
     auto: Any = AutoModelForCausalLM,
+    beside: tuple[str, ...] = (),
     **options: Any,
 ) -> PreTrainedModel:
     """The module tree that `auto` makes of the checkpoint, on `device`, every weight accounted for.
 
-    `options`: further arguments of `from_pretrained`. Raises ModelLoadError, which names the model type and what is
-    wrong, in one line.
+    `beside`: what names of weights begin with that are not its own, or that it can do without. `options`: further
+    arguments of `from_pretrained`. Raises ModelLoadError, which names the model type and what is wrong, in one line.
     """
     progress("weights", 0.0)
     method = quant_method(checkpoint)
     options = {**options, **(method.load_options() if method else {})}
     transformers_logging.disable_progress_bar()
-    if checkpoint.labels is not None:
-        # It prints a table of the weights that are left to the head; what is missing is refused below, by name.
+    if beside:
+        # It prints a table of the weights that are left out; what is missing otherwise is refused below, by name.
         transformers_logging.set_verbosity_error()
     try:
         loaded: Any = auto.from_pretrained(
@@ -79,7 +79,7 @@ def load_module(
             **options,
         )
         model, info = loaded
-        _refuse_guessed_weights(checkpoint, info, _left_to_others(checkpoint, model))
+        _refuse_guessed_weights(checkpoint, info, (*head_layers(model.config.get_text_config()), *beside))
         ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
         own(ready, checkpoint.path, SMALL)
     except ModelLoadError:
@@ -91,12 +91,6 @@ def load_module(
         ) from error
     progress("weights", 1.0)
     return ready
-
-
-def _left_to_others(checkpoint: CheckpointConfig, model: PreTrainedModel) -> tuple[str, ...]:
-    """What names of weights begin with that are not the model's: heads that are loaded by themselves."""
-    drafts = head_layers(model.config.get_text_config())
-    return drafts if checkpoint.labels is None else (*drafts, *head_names(model))
 
 
 def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any], heads: tuple[str, ...]) -> None:

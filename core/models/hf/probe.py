@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
@@ -28,6 +28,19 @@ RULE = "slipstream_rule"
 PROBE_TOKENS = 8
 DEFAULT_REACH = 1 << 17
 """Positions over which rules are compared, for a model that states no context length."""
+
+
+class Visibility(Protocol):
+    """A guess at what a rule shows; `window` and `chunk` are where it may change."""
+
+    @property
+    def window(self) -> int | None: ...
+
+    @property
+    def chunk(self) -> int | None: ...
+
+    def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor: ...
+
 
 Rule = Callable[[int, int, torch.Tensor, torch.Tensor], Any]
 
@@ -103,7 +116,7 @@ def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None
         model.config._attn_implementation = before
 
 
-def agrees(rule: Rule, span: AttentionSpan, reach: int, device: torch.device) -> bool:
+def agrees(rule: Rule, span: Visibility, reach: int, device: torch.device) -> bool:
     """Whether `rule` and `span` show the same keys, for queries and distances all over `reach` positions.
 
     Compared where windows and chunks can differ: at their edges, at powers of two and their neighbours, at both ends.
@@ -152,7 +165,7 @@ def _probe_attention(
     return query.new_zeros(1, query.shape[2], query.shape[1], width), None
 
 
-def _probe_mask(*, mask_function: Rule, q_length: int, kv_length: int, **_: Any) -> torch.Tensor:
+def recorded_mask(*, mask_function: Rule, q_length: int, kv_length: int, **_: Any) -> torch.Tensor:
     """Stands in for a mask: carries the rule that a real one would be made from."""
     mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool)
     setattr(mask, RULE, mask_function)
@@ -160,4 +173,4 @@ def _probe_mask(*, mask_function: Rule, q_length: int, kv_length: int, **_: Any)
 
 
 AttentionInterface.register(IMPLEMENTATION, _probe_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, _probe_mask)
+AttentionMaskInterface.register(IMPLEMENTATION, recorded_mask)

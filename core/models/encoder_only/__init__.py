@@ -1,0 +1,1 @@
+"""Models that read a text from both ends at once and write none: BERT, RoBERTa, ModernBERT and their kin."""

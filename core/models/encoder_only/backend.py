@@ -1,0 +1,141 @@
+"""Encoders of transformers, unmodified, over whole texts: for embeddings and labels, with no pool of keys.
+
+What a text becomes depends on all of it, so it comes in one step, and nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoModel,
+    AutoModelForSequenceClassification,
+)
+
+from core.attention.base import AttentionBackend
+from core.batch.forward_batch import ForwardBatch
+from core.config import ModelConfig
+from core.errors import ModelLoadError
+from core.memory.companion import DeviceCompanion
+from core.memory.kv_pool import KVPool
+from core.models.base import NO_COMPANIONS, ModelSpec, Progress
+from core.models.config import CheckpointConfig
+from core.models.encoder_only.encoder_head import EncoderHead
+from core.models.encoder_only.encoder_proof import proved_head, proved_way
+from core.models.encoder_only.reference import EncoderReference, plain_run
+from core.models.encoder_only.ways import Way
+from core.models.hf.label_head import modules_beside
+from core.models.hf.module_tree import load_module, one_line, read_configuration
+from core.models.hf.probe import Unsupported
+from core.models.mapped import own
+
+logger = logging.getLogger(__name__)
+
+POOLER = "pooler."
+"""Weights that checkpoints of encoders may lack: hidden states are made without them."""
+
+
+class EncoderOnlyModel:
+    """A `core.models.base.Model` that gives hidden states alone."""
+
+    def __init__(self, spec: ModelSpec, way: Way, head: EncoderHead | None) -> None:
+        self._spec, self._way = spec, way
+        self.head = head
+        """What judges texts; None for a checkpoint without labels."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Measures of the model."""
+        return self._spec
+
+    @property
+    def way(self) -> Way:
+        """How it runs over the texts of a step."""
+        return self._way
+
+    def bind(
+        self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
+    ) -> None:
+        """Nothing is kept in any pool."""
+        assert not kv_pool.layers, "the pool was built for another model"
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """float32[S, vocab_size] of zeros, since nothing is sampled. Sets the hidden states, if they are wanted.
+
+        A token of type t stands in the batch as id + t * vocab_size.
+        """
+        assert not batch.prefix_lens_host.any() and batch.num_extend == len(batch.rows), "texts come whole"
+        ids, types = batch.input_ids, None
+        if self._spec.token_types > 1:
+            ids, types = ids % self._spec.vocab_size, ids // self._spec.vocab_size
+        hidden = self._way.states(ids, types, batch.extend_lens_host.tolist())
+        if batch.wants_hidden:
+            batch.hidden = hidden
+        return hidden.new_zeros(len(batch.last_indices), self._spec.vocab_size, dtype=torch.float32)
+
+
+def load_encoder_only(
+    checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress
+) -> EncoderOnlyModel:
+    """Load and prove. Raises ModelLoadError, which names the model type and what is wrong, in one line."""
+    kind = checkpoint.model_type
+    if checkpoint.quantization is not None or config.quantization != "none":
+        raise ModelLoadError(f"model type {kind!r} with quantised weights is not supported: it is an encoder")
+    judges = checkpoint.labels is not None
+    auto = AutoModelForSequenceClassification if judges else AutoModel
+    beside = () if judges else _beside_the_encoder(checkpoint)
+    whole = load_module(checkpoint, config, device, progress, auto, beside=beside)
+    progress("self-check", 0.0)
+    try:
+        loaded = _prove(whole, checkpoint, config)
+    except ModelLoadError:
+        raise
+    except Unsupported as error:
+        raise ModelLoadError(f"model type {kind!r} is not supported: it {error}") from error
+    except Exception as error:
+        raise ModelLoadError(f"model type {kind!r} is not supported: {one_line(error)}") from error
+    own(whole, checkpoint.path)
+    progress("self-check", 1.0)
+    return loaded
+
+
+def _beside_the_encoder(checkpoint: CheckpointConfig) -> tuple[str, ...]:
+    """What names of weights begin with that embeddings do without: the head that it was trained with, and a pooler."""
+    config = read_configuration(checkpoint)
+    found: Any = MODEL_FOR_MASKED_LM_MAPPING.get(type(config), None)
+    return (POOLER,) if found is None else (POOLER, *modules_beside(found, config))
+
+
+def _prove(whole: PreTrainedModel, checkpoint: CheckpointConfig, config: ModelConfig) -> EncoderOnlyModel:
+    base: Any = whole.base_model
+    table: Any = base.get_input_embeddings()
+    vocab_size = min(checkpoint.vocab_size, int(table.weight.shape[0]))
+    limit = checkpoint.context_length or config.context_length
+    if limit is None:
+        raise ModelLoadError(f"{checkpoint.path / 'config.json'} gives no context length; configure context_length")
+    reference = plain_run(whole, vocab_size, labels=checkpoint.labels is not None)
+    head = proved_head(whole, reference)
+    way = proved_way(base, reference, limit)
+    return EncoderOnlyModel(_spec(checkpoint, base, reference, vocab_size, limit - way.offset), way, head)
+
+
+def _spec(
+    checkpoint: CheckpointConfig, base: PreTrainedModel, reference: EncoderReference, vocab_size: int, length: int
+) -> ModelSpec:
+    return ModelSpec(
+        name=checkpoint.path.resolve().name,
+        architecture=checkpoint.architecture,
+        vocab_size=vocab_size,
+        context_length=length,
+        dtype=base.dtype,
+        kv_layers=(),
+        hidden_size=int(reference.states[0].shape[1]),
+        whole_prompts=True,
+        token_types=reference.token_types,
+    )

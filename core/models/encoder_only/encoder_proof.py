@@ -1,0 +1,195 @@
+"""Proves at load that an encoder gives texts of one step what it gives each alone, and finds how it wants to be asked.
+
+What a layer may see is read from the rule that the model itself gives to transformers for building masks, as
+`core.models.hf.probe` does it for decoders: a handful of tokens cannot show a window of 64.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from core.models.encoder_only.encoder_head import EncoderHead
+from core.models.encoder_only.packed_encoder import IMPLEMENTATION, EncoderContext
+from core.models.encoder_only.reference import EncoderReference
+from core.models.encoder_only.ways import GroupedTexts, PackedTexts, Way
+from core.models.hf.packed_attention import bind_context
+from core.models.hf.probe import RULE, Rule, Unsupported, agrees, attention_implementation, recorded_mask
+from core.models.hf.self_check import HALF_TOLERANCE, TOLERANCE
+
+logger = logging.getLogger(__name__)
+
+PROBE: Final = "slipstream-encoder-probe"
+PROBE_TOKENS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BothWays:
+    """Every token sees those at most `window` before and behind it; None: all of its text."""
+
+    window: int | None = None
+    chunk: None = None
+
+    def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """bool, broadcast over positions: whether the query sees the key."""
+        if self.window is None:
+            return torch.ones_like(queries - keys, dtype=torch.bool)
+        return (queries - keys).abs() <= self.window
+
+
+@dataclass(slots=True)
+class EncoderProbe:
+    """Bound to every module while the model runs once: how far each attention module sees."""
+
+    reach: int
+    """Positions to compare rules over: the longest text."""
+    hints: tuple[int, ...]
+    windows: dict[torch.nn.Module, int] = field(default_factory=dict)
+    calls: int = 0
+
+    def record(self, module: torch.nn.Module, rule: Rule | None, device: torch.device) -> None:
+        """Note one attention call. Raises Unsupported for a rule that is no window."""
+        self.calls += 1
+        if rule is None or agrees(rule, BothWays(), self.reach, device):
+            return
+        found = next((size for size in self.hints if agrees(rule, BothWays(size), self.reach, device)), None)
+        if found is None or self.windows.setdefault(module, found) != found:
+            raise Unsupported("hides tokens by a rule that is no window in both directions")
+
+
+def proved_head(whole: PreTrainedModel, reference: EncoderReference) -> EncoderHead | None:
+    """The head of `whole`, over hidden states that are there already; None if the reference has no labels.
+
+    Raises Unsupported where it makes something else of them than the model itself.
+    """
+    if not reference.labels:
+        return None
+    head = EncoderHead(whole)
+    lens = [len(row) for row in reference.ids]
+    ends = [sum(lens[: place + 1]) for place in range(len(lens))]
+    states = torch.cat(reference.states).to(whole.dtype)
+    found = head.label(states, [end - length for end, length in zip(ends, lens, strict=True)], ends)
+    error = _relative(found, torch.stack(reference.labels))
+    if error > _tolerance(whole.dtype):
+        raise Unsupported(f"makes other labels of hidden states than its head alone, by {error:.2g} of the largest")
+    return head
+
+
+def proved_way(base: PreTrainedModel, reference: EncoderReference, reach: int) -> Way:
+    """How `base` runs over the texts of a step: packed where that is right, else in groups; the log says why.
+
+    `reach`: positions that it knows. Raises Unsupported where neither gives the hidden states of each text alone.
+    """
+    try:
+        return _packed(base, reference, reach)
+    except (Unsupported, NotImplementedError, TypeError, RuntimeError) as error:
+        logger.info("texts of one length are computed together, not all: the model %s", str(error).partition("\n")[0])
+    way = GroupedTexts(base, _unused_positions(base, reach))
+    apart = _difference(way, reference)
+    if apart > _tolerance(base.dtype):
+        raise Unsupported(f"gives texts of one step other hidden states than each alone, by {apart:.2g} of the largest")
+    return way
+
+
+def _packed(base: PreTrainedModel, reference: EncoderReference, reach: int) -> PackedTexts:
+    if "position_ids" not in inspect.signature(base.forward).parameters:
+        raise Unsupported("takes no positions")
+    before = base.config._attn_implementation
+    context = EncoderContext(find_windows(base, reach))
+    bind_context(base, context)
+    base.config._attn_implementation = IMPLEMENTATION
+    try:
+        for offset in _offsets(base):
+            way = PackedTexts(base, context, offset)
+            if (error := _difference(way, reference)) <= _tolerance(base.dtype):
+                return way
+        raise Unsupported(f"gives packed texts other hidden states, by {error:.2g} of the largest")
+    except BaseException:
+        base.config._attn_implementation = before
+        raise
+
+
+def find_windows(base: PreTrainedModel, reach: int) -> dict[torch.nn.Module, int]:
+    """How far each attention module of `base` sees; those that see everything are left out. Raises Unsupported."""
+    probe = EncoderProbe(reach, tuple(dict.fromkeys(_hints(base))))
+    bind_context(base, probe)
+    ids = torch.arange(PROBE_TOKENS, device=base.device)[None]
+    with attention_implementation(base, PROBE), torch.inference_mode():
+        base(input_ids=ids, position_ids=ids)
+    if not probe.calls:
+        raise Unsupported("does not route its attention through transformers' attention interface")
+    return probe.windows
+
+
+def _hints(base: PreTrainedModel) -> Iterator[int]:
+    config = base.config.get_text_config()
+    for name in ("sliding_window", "local_attention"):
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size > 0:
+            yield from (size, size - 1, size // 2)
+
+
+def _offsets(base: PreTrainedModel) -> tuple[int, ...]:
+    pad = getattr(base.config.get_text_config(), "pad_token_id", None)
+    return (0, pad + 1) if isinstance(pad, int) else (0,)
+
+
+@torch.inference_mode()
+def _unused_positions(base: PreTrainedModel, reach: int) -> int:
+    """How many of the positions that the configuration names a text by its own cannot have: 0, or those up to padding.
+
+    Tried, since not every model says whether it counts from behind its padding.
+    """
+    for offset in _offsets(base):
+        ids = torch.ones(1, reach - offset, dtype=torch.int64, device=base.device)
+        pad = getattr(base.config.get_text_config(), "pad_token_id", None)
+        try:
+            base(input_ids=ids + 1 if pad == 1 else ids)
+        except (IndexError, RuntimeError):
+            continue
+        return offset
+    return 0
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return HALF_TOLERANCE if dtype.itemsize < 4 else TOLERANCE[dtype]
+
+
+@torch.inference_mode()
+def _difference(way: Way, reference: EncoderReference) -> float:
+    """The largest difference of hidden states of one step from those of each text alone, of the largest state."""
+    types = torch.cat(reference.types) if reference.token_types > 1 else None
+    try:
+        found = way.states(torch.cat(reference.ids), types, [len(row) for row in reference.ids])
+    except (IndexError, RuntimeError):  # positions that the model has no embeddings for
+        return float("inf")
+    return _relative(found.float(), torch.cat(reference.states))
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(((found - expected).abs().max() / expected.abs().max()).nan_to_num(nan=torch.inf))
+
+
+def _probe_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Stands in for attention: records the call, answers zeros [1, T, H, Dv]."""
+    probe: EncoderProbe = module.slipstream_context  # type: ignore[assignment]
+    probe.record(module, getattr(attention_mask, RULE, None), query.device)
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+AttentionInterface.register(PROBE, _probe_attention)
+AttentionMaskInterface.register(PROBE, recorded_mask)

@@ -1,0 +1,97 @@
+"""Attention of an encoder over the packed tokens of many texts: each text sees itself, and there is no padding.
+
+transformers calls the registered function with the attention module first; `bind_context` has put the model's own
+`EncoderContext` on it. No mask function is registered under the same name, so that transformers builds no masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from core.models.hf.packed_attention import CONTEXT
+
+IMPLEMENTATION: Final = "slipstream-encoder"
+"""Name under which transformers finds `encoder_attention`."""
+BLOCKS: Final = 4
+"""Queries that share their keys, as a multiple of the window: more of them read fewer keys twice, and mask more."""
+
+
+@dataclass(slots=True)
+class EncoderContext:
+    """What the attention function of one model needs to know of the step. One per model, on one thread."""
+
+    windows: dict[torch.nn.Module, int] = field(default_factory=dict)
+    """Attention module -> how far it sees in both directions; modules that see everything are not in it."""
+    texts: tuple[tuple[int, int], ...] = ()
+    """First token of each text, and the place behind its last one."""
+
+    def begin(self, lens: Sequence[int]) -> None:
+        """Start a step of texts of `lens` tokens each."""
+        places = [0]
+        for length in lens:
+            places.append(places[-1] + length)
+        self.texts = tuple(pairwise(places))
+
+
+def encoder_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention call for packed texts: query [1, H, T, D], key and value [1, Hkv, T, D or Dv].
+
+    Returns [1, T, H, Dv] and no weights. Raises NotImplementedError for options that change what is attended to.
+    """
+    for name in ("softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise NotImplementedError(f"attends with {name}, which encoders here do not")
+    context: EncoderContext = getattr(module, CONTEXT)
+    window = context.windows.get(module)
+    attended = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+    for start, end in context.texts:
+        parts = query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]
+        attend = _attend if window is None or end - start <= window else _attend_near
+        attend(*parts, scaling, window or 0, attended[:, start:end].transpose(1, 2))
+    return attended, None
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    window: int,
+    out: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> None:
+    gqa = query.shape[1] != key.shape[1]
+    out.copy_(functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=gqa))
+
+
+def _attend_near(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int, out: torch.Tensor
+) -> None:
+    """`_attend`, where each token sees those at most `window` before and behind it: block by block of the queries."""
+    length, size = query.shape[2], BLOCKS * window
+    for first in range(0, length, size):
+        behind = min(first + size, length)
+        low, high = max(0, first - window), min(length, behind + window)
+        queries = torch.arange(first, behind, device=query.device)[:, None]
+        keys = torch.arange(low, high, device=query.device)[None]
+        near = (queries - keys).abs() <= window
+        parts = query[:, :, first:behind], key[:, :, low:high], value[:, :, low:high]
+        _attend(*parts, scaling, window, out[:, :, first:behind], near)
+
+
+AttentionInterface.register(IMPLEMENTATION, encoder_attention)
