@@ -22,7 +22,7 @@ from core.models.encoder_only.reference import EncoderReference
 from core.models.encoder_only.ways import GroupedTexts, PackedTexts, Way
 from core.models.hf.packed_attention import bind_context
 from core.models.hf.probe import RULE, Rule, Unsupported, agrees, attention_implementation, recorded_mask
-from core.models.hf.self_check import HALF_TOLERANCE, TOLERANCE
+from core.models.hf.self_check import HALF_TOLERANCE, TOLERANCE, CheckResult
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +156,12 @@ def _unused_positions(base: PreTrainedModel, reach: int) -> int:
             continue
         return offset
     return 0
+
+
+def compared(way: Way, reference: EncoderReference, dtype: torch.dtype) -> CheckResult:
+    """Hidden states by `way`, of a model that computes in `dtype`, beside those of each text alone."""
+    error, tolerance = _difference(way, reference), _tolerance(dtype)
+    return CheckResult(error <= tolerance, error, tolerance)
 
 
 def _tolerance(dtype: torch.dtype) -> float:
