@@ -148,10 +148,10 @@ def _unused_positions(base: PreTrainedModel, reach: int) -> int:
     Tried, since not every model says whether it counts from behind its padding.
     """
     for offset in _offsets(base):
-        ids = torch.ones(1, reach - offset, dtype=torch.int64, device=base.device)
-        pad = getattr(base.config.get_text_config(), "pad_token_id", None)
+        # Token 0 or 1 is padding in most vocabularies, whatever a configuration says.
+        ids = torch.full((1, reach - offset), 3 if offset == 3 else 2, device=base.device)
         try:
-            base(input_ids=ids + 1 if pad == 1 else ids)
+            base(input_ids=ids)
         except (IndexError, RuntimeError):
             continue
         return offset
