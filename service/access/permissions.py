@@ -34,7 +34,7 @@ def _methods(service: str, permission: Permission, names: str) -> dict[str, Perm
 
 
 _DIALECTS = ("sglang.grpc.scheduler.SglangScheduler", "vllm.grpc.engine.VllmEngine")
-_INFERENCE = "Generate Attach Abort Embed Tokenize Detokenize GetModelInfo GetServerInfo GetLoad"
+_INFERENCE = "Generate Attach Abort Embed Classify Score Tokenize Detokenize GetModelInfo GetServerInfo GetLoad"
 _DIALECT = "Generate Embed Abort HealthCheck GetModelInfo GetServerInfo GetLoads GetTokenizer"
 
 METHODS: Final[Mapping[str, Permission]] = MappingProxyType(

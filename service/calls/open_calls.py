@@ -19,7 +19,7 @@ import grpc.aio
 
 from core.engine.api import EmbedCall, Engine, OutputStream, PrefixWatch
 from core.errors import InvalidRequest, Overloaded, SlipstreamError
-from core.types.io import EmbedRequest, GenerateRequest
+from core.types.io import EmbedRequest, GenerateRequest, ModelInfo
 from service.access.caller import caller_address, caller_name
 from service.access.permissions import Permissions
 from service.calls.desk import ResumedStream, TenantDesk
@@ -33,6 +33,7 @@ from service.limits.work import Work, embedding, generating
 from service.metrics.rpc import RpcMetrics
 from service.tenant_ids import scoped_id, tenant_salt
 from service.wire.position import Position
+from service.wire.served_calls import refuse_unless_generating
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Request = TypeVar("Request", GenerateRequest, EmbedRequest)
@@ -55,6 +56,15 @@ class OpenCalls:
     def engine(self) -> Engine:
         """The engine; raises NotReady while there is none."""
         return self.handle.require()
+
+    def writing_model(self) -> ModelInfo:
+        """Facts of the model, for a call that generates. Raises NotReady, and Unsupported for one that puts out none.
+
+        Before anything else is looked at: its chat template, say, is not what a model that only judges lacks.
+        """
+        info = self.engine.model_info
+        refuse_unless_generating(info)
+        return info
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:

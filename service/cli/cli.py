@@ -16,6 +16,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("service.cli.commands.generate:generate", "Stream a completion to the terminal."),
     "check": ("service.cli.commands.check:check", "Say how a model would be served here, without serving it."),
     "embed": ("service.cli.commands.embed:embed", "Print the vector of a text."),
+    "classify": ("service.cli.commands.classify:classify", "Print how well the labels of a model fit a text."),
+    "score": ("service.cli.commands.score:score", "Rank documents by how well they answer a query."),
     "adapters": ("service.cli.commands.adapters:adapters", "List, load and unload LoRA adapters of a running server."),
     "control": ("service.cli.commands.control:control", "Pause a running server, change its weights, have it sleep."),
     "health": ("service.cli.commands.health:health", "Ask whether a server is ready; the exit code says it."),

@@ -16,9 +16,6 @@ from service.client.client import (
     Completion as Completion,
 )
 from service.client.client import (
-    Prompt as Prompt,
-)
-from service.client.client import (
     SlipstreamClient as SlipstreamClient,
 )
 from service.client.client import (
@@ -36,4 +33,14 @@ from service.client.events import (
 from service.client.events import (
     PromptChunk as PromptChunk,
 )
+from service.client.judging import (
+    Classification as Classification,
+)
+from service.client.judging import (
+    DocumentScore as DocumentScore,
+)
+from service.client.judging import (
+    LabelScore as LabelScore,
+)
+from service.client.requests import Prompt as Prompt
 from service.client.resumed_call import Received as Received

@@ -89,6 +89,8 @@ class SyncSlipstreamClient:
     attach = _iterating(SlipstreamClient.attach)
     complete = _blocking(SlipstreamClient.complete)
     embed = _blocking(SlipstreamClient.embed)
+    classify = _blocking(SlipstreamClient.classify)
+    score = _blocking(SlipstreamClient.score)
     abort = _blocking(SlipstreamClient.abort)
     tokenize = _blocking(SlipstreamClient.tokenize)
     detokenize = _blocking(SlipstreamClient.detokenize)

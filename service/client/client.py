@@ -21,6 +21,16 @@ import grpc.aio
 from service.access.tls_credentials import ClientTls
 from service.client.errors import CallFailed
 from service.client.events import Chunk, End, PromptChunk, told
+from service.client.judging import (
+    Classification,
+    DocumentScore,
+    Judged,
+    classifications,
+    classify_request,
+    document_scores,
+    score_request,
+)
+from service.client.requests import Prompt, constraint_of, embed_input, set_input
 from service.client.resumed_call import Received, ResumedCall, attach_request, responses
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
@@ -55,10 +65,6 @@ no new calls. From refusals alone a client would learn of it too late, since its
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """gRPC keeps a request for its retries up to this size; its default is a quarter of a megabyte."""
-
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-"""Text, token ids, or chat messages with `role` and `content`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +160,11 @@ class SlipstreamClient:
             priority=priority,
             cache_salt=cache_salt,
             adapter=adapter,
-            constraint=None if constraint is None else _constraint(constraint),
+            constraint=None if constraint is None else constraint_of(constraint),
             resumable=resumable,
             speculative=speculative,
         )
-        _set_input(request, prompt)
+        set_input(request, prompt)
         if resumable:
             events = ResumedCall(self, request, timeout).events()
         else:
@@ -223,7 +229,7 @@ class SlipstreamClient:
         deadline in seconds. Cancelling the task cancels the call.
         """
         request = pb.EmbedRequest(
-            inputs=[_embed_input(each) for each in inputs],
+            inputs=[embed_input(each) for each in inputs],
             pooling=f"POOLING_{pooling.upper()}",
             normalize=normalize,
             **fields,
@@ -233,6 +239,36 @@ class SlipstreamClient:
             Vector(tuple(each.values), each.usage.prompt_tokens, each.usage.cached_tokens)
             for each in response.embeddings
         ]
+
+    async def classify(
+        self, /, *inputs: Judged, raw_scores: bool = False, timeout: float | None = None, **fields: Any
+    ) -> list[Classification]:
+        """The scores of every label for each input, a text, its token ids or a pair of texts. Raises CallFailed.
+
+        `raw_scores`: the model's numbers as they are. `fields` are further fields of ClassifyRequest; otherwise as
+        `embed`.
+        """
+        request = classify_request(inputs, raw_scores=raw_scores, **fields)
+        return classifications(await self._unary(self.stub.Classify, request, timeout))
+
+    async def score(
+        self,
+        /,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        raw_scores: bool = False,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> list[DocumentScore]:
+        """How well each document answers `query`: in their order, or with `top_n` the best so many, best first.
+
+        `fields` are further fields of ScoreRequest; otherwise as `classify`. Raises CallFailed, and TypeError for one
+        text instead of a list of documents.
+        """
+        request = score_request(query, documents, top_n=top_n, raw_scores=raw_scores, **fields)
+        return document_scores(await self._unary(self.stub.Score, request, timeout))
 
     async def abort(self, request_id: str) -> bool:
         """End a live request. Returns whether there was one. Raises CallFailed."""
@@ -276,26 +312,3 @@ class SlipstreamClient:
             return await method(request, timeout=timeout, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
             raise CallFailed(error) from None
-
-
-def _set_input(request: pb.GenerateRequest, prompt: Prompt) -> None:
-    if isinstance(prompt, str):
-        request.text = prompt
-        return
-    if prompt and isinstance(prompt[0], Mapping):
-        turns = [pb.ChatMessage(role=turn["role"], content=turn["content"]) for turn in prompt]  # type: ignore[index]
-        request.chat.CopyFrom(pb.Chat(messages=turns))
-        return
-    request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))  # type: ignore[arg-type]
-
-
-def _constraint(given: Mapping[str, Any]) -> pb.Constraint:
-    ((kind, value),) = given.items()
-    if kind == "choice":
-        return pb.Constraint(choice=pb.Choice(choices=value))
-    text: Any = json.dumps(value) if isinstance(value, Mapping) else value
-    return pb.Constraint(**{kind: text})
-
-
-def _embed_input(given: str | Sequence[int]) -> pb.EmbedInput:
-    return pb.EmbedInput(text=given) if isinstance(given, str) else pb.EmbedInput(token_ids=pb.TokenIds(ids=given))

@@ -136,11 +136,15 @@ class ServerConfig:
     max_concurrent_requests: int | None = setting(
         None,
         "Limits",
-        "Most Generate and Embed calls open at once; unset: what batch and queue hold, and 256 more to refuse.",
+        "Most Generate, Embed, Classify and Score calls open at once; unset: what batch and queue hold, and 256 more "
+        "to refuse.",
         low=1,
     )
     rate_limit: float | None = setting(
-        None, "Limits", "Most Generate and Embed calls admitted per second; unset: no limit.", low=0.001
+        None,
+        "Limits",
+        "Most Generate, Embed, Classify and Score calls admitted per second; unset: no limit.",
+        low=0.001,
     )
     admission_wait: float = setting(
         1.0, "Limits", "Seconds a call waits for either of these limits before it is refused.", low=0.001
@@ -152,7 +156,7 @@ class ServerConfig:
     max_request_seconds: float | None = setting(
         None,
         "Limits",
-        "Longest a Generate or Embed call may take, whatever its deadline; unset: no limit.",
+        "Longest a Generate, Embed, Classify or Score call may take, whatever its deadline; unset: no limit.",
         low=0.001,
     )
 
@@ -214,7 +218,7 @@ class ServerConfig:
 
     @property
     def concurrency_limit(self) -> int:
-        """Most Generate and Embed calls open at once."""
+        """Most Generate, Embed, Classify and Score calls open at once."""
         # Beyond batch and queue, so that a full queue refuses at once instead of making callers stand in line first.
         held = self.engine.memory.max_running_requests + self.engine.scheduler.max_queued_requests
         return self.max_concurrent_requests or held + REFUSAL_ROOM

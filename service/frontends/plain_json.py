@@ -70,10 +70,11 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def _fitting(kinds: tuple[Any, ...], value: Any) -> Any:
-    """The kind of a union by which `value` is read. JSON values that are no list or dict are read as they are."""
-    if isinstance(value, list | dict):
-        found = [kind for kind in kinds if typing.get_origin(kind) is not None or dataclasses.is_dataclass(kind)]
-        return found[0]
+    """The kind of a union by which `value` is read: a list as one of many, an object as a dataclass; the rest is."""
+    if isinstance(value, list):
+        return next((kind for kind in kinds if typing.get_origin(kind) in (tuple, Sequence)), object)
+    if isinstance(value, dict):
+        return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), object)
     return object
 
 

@@ -97,7 +97,7 @@ class Answers:
         return self.messages.GetModelInfoResponse(
             model_path=facts.path,
             tokenizer_path=facts.path,
-            is_generation=True,
+            is_generation=info.generates,
             served_model_name=info.name,
             max_context_length=info.context_length,
             vocab_size=info.vocab_size,

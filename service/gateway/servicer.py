@@ -44,7 +44,7 @@ class GatewayServicer:
         """Admit, then write. Leaving by any path closes the engine's stream, which aborts outputs that still run."""
         async with AsyncExitStack() as held:
             with self._calls.counting_refusals(), self._own_names():
-                info = self._calls.engine.model_info
+                info = self._calls.writing_model()
                 asked = self.dialect.generate_request(request, info, self._calls.deadline(context))
                 stream = await self._calls.generate(traced(asked.request, context), held)
             held.push_async_callback(stream.aclose)

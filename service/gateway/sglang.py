@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -163,9 +164,13 @@ class SglangDialect(Answers):
         return pb.AbortResponse(success=found, message="" if found else "no live request of this caller has this id")
 
     def model_info(self, facts: ModelFacts) -> pb.GetModelInfoResponse:
-        """The response, with the name of the weights too."""
+        """The response, with the name of the weights and the labels too."""
         response: pb.GetModelInfoResponse = super().model_info(facts)
         response.weight_version = facts.weight_version
+        if facts.info.labels is not None:
+            names = facts.info.labels.names
+            response.num_labels = len(names)
+            response.id2label_json = json.dumps(dict(enumerate(names)))
         return response
 
     def server_info(self, facts: ServerFacts) -> pb.GetServerInfoResponse:

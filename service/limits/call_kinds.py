@@ -49,7 +49,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         **_methods("grpc.health.v1.Health", Kind.HEALTH, "Check List Watch"),
         **_methods("grpc.reflection.v1alpha.ServerReflection", Kind.FACTS, "ServerReflectionInfo"),
-        **_methods(_INFERENCE, Kind.WORK, "Generate Embed"),
+        **_methods(_INFERENCE, Kind.WORK, "Generate Embed Classify Score"),
         **_methods(_INFERENCE, Kind.STREAM, "Attach Abort"),
         **_methods(_INFERENCE, Kind.TEXT, "Tokenize Detokenize"),
         **_methods(_INFERENCE, Kind.FACTS, "GetModelInfo GetServerInfo GetLoad"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.types.io import EmbedRequest, GenerateRequest
+from core.types.io import EmbedRequest, GenerateRequest, Input, TextPair
 
 CHARS_PER_TOKEN = 4
 """Estimate for a text that is not tokenised yet. The charge is corrected when the engine has counted."""
@@ -37,8 +37,8 @@ def generating(asked: GenerateRequest, context_length: int) -> Work:
 
 
 def embedding(asked: EmbedRequest) -> Work:
-    """The work of an Embed request: one sequence for each input, and the tokens of all inputs."""
-    prompt = sum(_of_text(each) if isinstance(each, str) else len(each) for each in asked.inputs)
+    """The work of a request to embed or judge: one sequence for each input, and the tokens of all inputs."""
+    prompt = sum(map(_of_input, asked.inputs))
     return Work(len(asked.inputs), prompt, prompt)
 
 
@@ -48,6 +48,12 @@ def _prompt(asked: GenerateRequest) -> int:
     if asked.chat is not None:
         return sum(_of_text(turn.content) + TURN_TOKENS for turn in asked.chat)
     return _of_text(asked.text or "")
+
+
+def _of_input(given: Input) -> int:
+    if isinstance(given, TextPair):
+        return _of_text(given.first) + _of_text(given.second)
+    return _of_text(given) if isinstance(given, str) else len(given)
 
 
 def _of_text(text: str) -> int:

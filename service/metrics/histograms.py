@@ -16,7 +16,10 @@ HISTOGRAMS: dict[str, Metric] = {
         ("e2e_request_latency_seconds", "From a request's arrival to its end."),
         ("adapter_load_seconds", "From a call that loads a LoRA adapter to its first possible use."),
         ("grammar_compile_seconds", "Of a constraint's compile, the wait for its turn included."),
-        ("embedding_latency_seconds", "From an Embed call's arrival to the vector of one of its inputs."),
+        (
+            "embedding_latency_seconds",
+            "From an Embed, Classify or Score call's arrival to the answer for one input.",
+        ),
         ("request_prompt_tokens", "Prompt tokens of one output, cached ones included."),
         ("request_generation_tokens", "Tokens generated for one output that got any."),
         ("step_duration_seconds", "Of one forward step on the device."),

@@ -227,7 +227,7 @@ RPC_HANDLED = Metric("slipstream_rpc_handled", "counter", "Calls that ended, by 
 REJECTED = Metric(
     "slipstream_requests_rejected",
     "counter",
-    "Generate and Embed calls refused before they were queued.",
+    "Generate, Embed, Classify and Score calls refused before they were queued.",
     ("reason",),
 )
 TURNED_AWAY = Metric(

@@ -93,7 +93,7 @@ class RpcMetrics:
         self.add("handled", (method.lstrip("/"), code.name))
 
     def rejected(self, reason: str) -> None:
-        """A Generate or Embed call was refused before its first event, for `reason`."""
+        """A Generate, Embed, Classify or Score call was refused before its first event, for `reason`."""
         self.add("rejected", (reason,))
 
     def turned_away(self, kind: str, reason: str) -> None:

@@ -6,15 +6,16 @@ Interceptors turn errors into statuses (`service.rpc.interceptors`). `service.wi
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
 from core.engine.api import EmbedCall, OutputStream
-from core.errors import EngineDead, SlowConsumer
-from core.types.io import Delta, Finished, GenerateRequest, Started
+from core.errors import EngineDead, InvalidRequest, SlowConsumer
+from core.types.io import Delta, EmbedRequest, EmbedResult, Finished, GenerateRequest, ModelInfo, Started
 from service.access.caller import caller_of
 from service.calls.open_calls import OpenCalls
 from service.limits.hold import note_made, note_prompt
@@ -25,12 +26,16 @@ from service.pb.slipstream.v1 import inference_pb2_grpc
 from service.rpc.status import NO_RETRY, PUSHBACK_TRAILER, TOKENS_EMITTED_TRAILER
 from service.rpc.write_timeout import WriteBound
 from service.tracing.request_span import note_finished, traced
-from service.wire import attach, embed, facts, generate
+from service.wire import attach, embed, facts, generate, judge
 from service.wire.message_limits import detokenize_ids
+from service.wire.served_calls import labels_of
 
 REQUEST_ID_METADATA = "slipstream-request-id"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Message = TypeVar("Message", pb.EmbedRequest, pb.ClassifyRequest, pb.ScoreRequest)
+Reader = Callable[[Message, ModelInfo, int, float | None], EmbedRequest]
+"""Makes the engine's request of a message, the facts of the model, the most inputs, and the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _open(
         self, request: pb.GenerateRequest, context: Context, held: AsyncExitStack
     ) -> tuple[GenerateRequest, OutputStream]:
-        info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
+        info, deadline = self._calls.writing_model(), self._calls.deadline(context)
         asked = traced(generate.generate_request(request, info, deadline), context)
         if request.resumable:
             return asked, await self._calls.keep(asked, held)
@@ -136,9 +141,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Admit, then wait for every vector. Leaving by any path closes the engine's call, as with Generate."""
+        return embed.embed_response(await self._result(embed.embed_request, request, context))
+
+    async def Classify(self, request: pb.ClassifyRequest, context: Context) -> pb.ClassifyResponse:
+        """As Embed, for the scores of every label."""
+        result = await self._result(judge.classify_request, request, context)
+        return judge.classify_response(result, request, labels_of(self._calls.engine.model_info))
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        """As Embed, for the score of every document."""
+        try:
+            result = await self._result(judge.score_request, request, context)
+        except InvalidRequest as error:
+            raise judge.of_documents(error) from None
+        return judge.score_response(result, request, labels_of(self._calls.engine.model_info))
+
+    async def _result(self, read: Reader[Message], request: Message, context: Context) -> EmbedResult:
+        """What the engine makes of the inputs of `request`, which `read` turns into a request for it."""
         async with AsyncExitStack() as held:
             with self._calls.counting_refusals():
-                call = await self._open_embed(request, context, held)
+                call = await self._open_embed(read, request, context, held)
             held.push_async_callback(call.aclose)
             try:
                 result = await call.result()
@@ -146,13 +168,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 _keep_from_others(error, context)
                 raise
             note_prompt(sum(each.prompt_tokens for each in result.embeddings))
-            return embed.embed_response(result)
+            return result
 
-    async def _open_embed(self, request: pb.EmbedRequest, context: Context, held: AsyncExitStack) -> EmbedCall:
+    async def _open_embed(
+        self, read: Reader[Message], request: Message, context: Context, held: AsyncExitStack
+    ) -> EmbedCall:
         info, deadline = self._calls.engine.model_info, self._calls.deadline(context)
         max_queued = self._config.engine.scheduler.max_queued_requests
-        asked = embed.embed_request(request, info, max_queued, deadline)
-        return await self._calls.embed(asked, held)
+        return await self._calls.embed(read(request, info, max_queued, deadline), held)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Ids of a text."""

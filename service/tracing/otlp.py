@@ -24,8 +24,9 @@ from core.types.io import Finished, GenerateRequest
 from service.rpc.interceptors import Context, final_code
 from service.tracing.request_span import current_span
 
-TRACED = frozenset({"Generate", "Embed"})
-"""Methods with spans: calls that take a while. Spans of health checks would hide theirs."""
+OPERATIONS = {"Generate": "text_completion", "Embed": "embeddings", "Classify": "classify", "Score": "rerank"}
+"""Methods with spans, each with the name of its operation: calls that take a while. Spans of health checks would hide
+theirs. The conventions have no names for the last two."""
 
 FLUSH_SECONDS = 3.0
 """Seconds that the exit of the process waits for the last spans to be sent."""
@@ -100,7 +101,7 @@ class OtlpTracer:
     async def around(self, method: str, context: Context) -> AsyncIterator[None]:
         """Run one call inside a span, which is a child of the caller's span if the metadata names one."""
         service, _, name = method.strip("/").rpartition("/")
-        if name not in TRACED:
+        if name not in OPERATIONS:
             yield
             return
         metadata: Any = context.invocation_metadata()
@@ -111,7 +112,7 @@ class OtlpTracer:
             "rpc.method": name,
             "gen_ai.provider.name": "slipstream",
             "gen_ai.request.model": self.model,
-            "gen_ai.operation.name": "embeddings" if name == "Embed" else "text_completion",
+            "gen_ai.operation.name": OPERATIONS[name],
         }
         parent = self._propagator.extract(carrier)
         span = self._tracer.start_span(f"{service}/{name}", parent, SpanKind.SERVER, attributes)

@@ -1,16 +1,23 @@
-"""Translates Embed between the wire and the engine, as `service.wire.generate` does for generation."""
+"""Translates Embed between the wire and the engine, as `service.wire.generate` does for generation.
+
+`service.wire.judge` does so for the calls that judge their inputs.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from core.errors import FieldViolation, InvalidRequest
-from core.types.io import Embedding, EmbedRequest, EmbedResult, ModelInfo, Pooling
+from core.types.io import Embedding, EmbedRequest, EmbedResult, Input, ModelInfo, Pooling, TextPair
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.tenant_ids import public_id
 from service.wire.generate import id_violations, queue_timeout_violations, seconds
 from service.wire.message_limits import refuse_oversized_embed
+from service.wire.packed import LENGTH, tag, varint
+
+Fields = dict[str, Any]
 
 _POOLINGS = {
     pb.POOLING_UNSPECIFIED: Pooling.LAST,
@@ -19,8 +26,7 @@ _POOLINGS = {
     pb.POOLING_CLS: Pooling.CLS,
 }
 
-_VALUES_TAG = bytes([pb.Embedding.VALUES_FIELD_NUMBER << 3 | 2])
-"""The byte before the packed floats of an Embedding: the field's number, and the wire type of a length that follows."""
+_VALUES_TAG = tag(pb.Embedding.VALUES_FIELD_NUMBER, LENGTH)
 
 
 def embed_request(message: pb.EmbedRequest, info: ModelInfo, max_queued: int, deadline: float | None) -> EmbedRequest:
@@ -30,41 +36,59 @@ def embed_request(message: pb.EmbedRequest, info: ModelInfo, max_queued: int, de
     Raises InvalidRequest, which names every bad field at once.
     """
     refuse_oversized_embed(message, info, max_queued)
-    violations = [*id_violations(message), *_input_violations(message), *queue_timeout_violations(message)]
+    violations = [*id_violations(message), *input_violations(message.inputs), *queue_timeout_violations(message)]
     pooling = _POOLINGS.get(message.pooling)
     if pooling is None:
         violations.append(FieldViolation("pooling", "is not a pooling that this server knows"))
     if violations or pooling is None:
         raise InvalidRequest(violations)
     return EmbedRequest(
-        inputs=tuple(_given(each) for each in message.inputs),
-        request_id=message.request_id or uuid.uuid4().hex,
+        inputs=given(message.inputs),
         pooling=pooling,
         normalize=message.normalize if message.HasField("normalize") else True,
         dimensions=message.dimensions if message.HasField("dimensions") else None,
-        priority=message.priority,
-        queue_timeout=seconds(message.queue_timeout) if message.HasField("queue_timeout") else None,
-        deadline=deadline,
-        cache_salt=message.cache_salt,
-        adapter=message.adapter,
+        **shared_fields(message, deadline),
     )
 
 
-def _input_violations(message: pb.EmbedRequest) -> Iterator[FieldViolation]:
-    if not message.inputs:
+def shared_fields(message: pb.EmbedRequest | pb.ClassifyRequest | pb.ScoreRequest, deadline: float | None) -> Fields:
+    """The fields of an EmbedRequest that all messages have whose inputs are prefilled only."""
+    return {
+        "request_id": message.request_id or uuid.uuid4().hex,
+        "priority": message.priority,
+        "queue_timeout": seconds(message.queue_timeout) if message.HasField("queue_timeout") else None,
+        "deadline": deadline,
+        "cache_salt": message.cache_salt,
+        "adapter": message.adapter,
+    }
+
+
+def input_violations(
+    inputs: Sequence[pb.EmbedInput | pb.ClassifyInput], forms: str = "text or token_ids"
+) -> Iterator[FieldViolation]:
+    """The violations of inputs that are none or empty; `forms` names the members of their oneof."""
+    if not inputs:
         yield FieldViolation("inputs", "must not be empty")
-    for index, each in enumerate(message.inputs):
+    for index, each in enumerate(inputs):
         kind = each.WhichOneof("input")
         if kind is None:
-            yield FieldViolation(f"inputs[{index}].input", "one of text or token_ids must be set")
+            yield FieldViolation(f"inputs[{index}].input", f"one of {forms} must be set")
         elif kind == "text" and not each.text:
             yield FieldViolation(f"inputs[{index}].text", "must not be empty")
         elif kind == "token_ids" and not each.token_ids.ids:
             yield FieldViolation(f"inputs[{index}].token_ids.ids", "must not be empty")
 
 
-def _given(each: pb.EmbedInput) -> str | tuple[int, ...]:
-    return each.text if each.WhichOneof("input") == "text" else tuple(each.token_ids.ids)
+def given(inputs: Sequence[pb.EmbedInput | pb.ClassifyInput]) -> tuple[Input, ...]:
+    """The inputs as the engine takes them."""
+    return tuple(_given(each) for each in inputs)
+
+
+def _given(each: pb.EmbedInput | pb.ClassifyInput) -> Input:
+    kind = each.WhichOneof("input")
+    if isinstance(each, pb.ClassifyInput) and kind == "pair":
+        return TextPair(each.pair.first, each.pair.second)
+    return each.text if kind == "text" else tuple(each.token_ids.ids)
 
 
 def embed_response(result: EmbedResult) -> pb.EmbedResponse:
@@ -80,17 +104,7 @@ def _embedding(each: Embedding) -> pb.Embedding:
     """The message of one vector, made from its wire form: giving floats one by one takes forty times as long (88 µs for
     4,096)."""
     packed = each.values.astype("<f4").tobytes()
-    message = pb.Embedding.FromString(_VALUES_TAG + _varint(len(packed)) + packed)
+    message = pb.Embedding.FromString(_VALUES_TAG + varint(len(packed)) + packed)
     message.usage.prompt_tokens = each.prompt_tokens
     message.usage.cached_tokens = each.cached_tokens
     return message
-
-
-def _varint(number: int) -> bytes:
-    """`number` as protobuf writes it: seven bits a byte, lowest first, the high bit set on all but the last."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

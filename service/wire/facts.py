@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from core.engine.api import EngineState
 from core.types.io import ModelInfo
+from core.types.labels import Activation
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats
 from service.config.server_config import ServerConfig
@@ -19,6 +21,12 @@ _STATES = {
     EngineState.DRAINING: pb.SERVER_STATE_DRAINING,
     EngineState.STOPPED: pb.SERVER_STATE_STOPPED,
     EngineState.DEAD: pb.SERVER_STATE_DEAD,
+}
+
+_ACTIVATIONS = {
+    Activation.SOFTMAX: pb.ACTIVATION_SOFTMAX,
+    Activation.SIGMOID: pb.ACTIVATION_SIGMOID,
+    Activation.NONE: pb.ACTIVATION_NONE,
 }
 
 
@@ -44,7 +52,20 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
         quantization=info.quantization,
         embedding_dimension=info.embedding_dimension or None,
         grammar_backend=info.grammar_backend,
+        no_generation=not info.generates,
+        **_label_facts(info),
     )
+
+
+def _label_facts(info: ModelInfo) -> dict[str, Any]:
+    labels = info.labels
+    if labels is None:
+        return {}
+    return {
+        "labels": labels.names,
+        "activation": _ACTIVATIONS[labels.activation],
+        "relevance_label": labels.relevance,
+    }
 
 
 def own_load_response(running: int, waiting: int) -> pb.GetLoadResponse:

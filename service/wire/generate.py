@@ -44,6 +44,9 @@ MAX_QUEUE_TIMEOUT_SECONDS = 315_576_000_000
 MAX_LOGPROB_ENTRIES_PER_MESSAGE = 16_384
 """Log probabilities per response, alternatives included: at about 12 bytes each far below a client's 4 MiB limit."""
 
+WorkRequest = pb.GenerateRequest | pb.EmbedRequest | pb.ClassifyRequest | pb.ScoreRequest
+"""Requests of calls that take rows of a batch."""
+
 REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
 _REASONS = {
@@ -107,7 +110,7 @@ def _plain(value: Any) -> Any:
     return dict(value) if hasattr(value, "items") else tuple(value)
 
 
-def id_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[FieldViolation]:
+def id_violations(message: WorkRequest) -> Iterator[FieldViolation]:
     """The violations of the request id, the cache salt and the adapter's name."""
     if message.request_id and not REQUEST_ID.fullmatch(message.request_id):
         yield FieldViolation("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARS} characters of A-Z a-z 0-9 . _ : -")
@@ -139,7 +142,7 @@ def _chat_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolation]
             yield FieldViolation(f"chat.messages[{i}].role", f"must have 1 to {MAX_ROLE_CHARS} characters")
 
 
-def queue_timeout_violations(message: pb.GenerateRequest | pb.EmbedRequest) -> Iterator[FieldViolation]:
+def queue_timeout_violations(message: WorkRequest) -> Iterator[FieldViolation]:
     """The violation of the queue timeout, if there is one."""
     if not message.HasField("queue_timeout"):
         return

@@ -6,11 +6,12 @@ the event loop, and with it every other stream. So sizes are checked before anyt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import MAX_CHOICES
 from core.types.io import ModelInfo
+from core.types.labels import Labels
 from core.types.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROB_TOKEN_IDS,
@@ -18,15 +19,25 @@ from core.types.sampling_params import (
     MAX_STOP_TOKEN_IDS,
 )
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.wire.packed import label_score_bytes
 
 MAX_DETOKENIZE_IDS = 65_536
 """Most ids of one Detokenize call; the context length if that is more."""
 
 MAX_EMBED_INPUTS = 128
+"""Most inputs of one Embed or Classify call, and documents of one Score call."""
 MAX_EMBED_IDS = 131_072
-"""Most ids of all inputs of one Embed call; the longest prompt if that is more."""
+"""Most ids of all inputs of one Embed or Classify call; the longest prompt if that is more."""
 MAX_EMBED_NUMBERS = 786_432
 """Most numbers of all vectors of one Embed call: 3 MiB, where clients take messages of 4 MiB by default."""
+
+MAX_LABEL_BYTES = 3 * 1024 * 1024
+"""Most bytes of the labels and scores of one Classify call, for the same reason."""
+MAX_SCORE_CHARS = 4 * 1024 * 1024
+"""Most characters of a Score call with its query in front of each document, as it is tokenised: as many as a message
+could have. 128 documents would make half a gigabyte of the longest query."""
+MAX_QUERY_CHARS_PER_TOKEN = 64
+"""The engine refuses longer prompts for their length alone. A query that is too long is one fault, not 128 of them."""
 
 
 def refuse_oversized(message: pb.GenerateRequest, info: ModelInfo) -> None:
@@ -57,16 +68,49 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
 
 def refuse_oversized_embed(message: pb.EmbedRequest, info: ModelInfo, max_queued: int) -> None:
     """Raise InvalidRequest if there are more inputs, or longer ones, than one call can serve."""
-    count, limit = len(message.inputs), min(MAX_EMBED_INPUTS, max_queued)
-    if count > limit:
-        raise InvalidRequest.of("inputs", f"has {count} inputs, at most {limit} can be served in one call")
+    count = len(message.inputs)
+    _refuse_many("inputs", count, max_queued)
     asked = message.dimensions if message.HasField("dimensions") else info.embedding_dimension
     # Dimensions outside the range are the engine's to refuse.
     dimension = min(max(asked, 1), max(info.embedding_dimension, 1))
     if count * dimension > MAX_EMBED_NUMBERS:
         fit = MAX_EMBED_NUMBERS // dimension
         raise InvalidRequest.of("inputs", f"at most {fit} vectors of {dimension} numbers fit one response")
-    lengths = [len(each.token_ids.ids) if each.WhichOneof("input") == "token_ids" else 0 for each in message.inputs]
+    _refuse_many_ids(message.inputs, info)
+
+
+def refuse_oversized_classify(message: pb.ClassifyRequest, info: ModelInfo, labels: Labels, max_queued: int) -> None:
+    """As `refuse_oversized_embed`, for inputs that are judged by `labels`."""
+    count = len(message.inputs)
+    _refuse_many("inputs", count, max_queued)
+    size = label_score_bytes(labels.names)
+    if count * size > MAX_LABEL_BYTES:
+        fit = MAX_LABEL_BYTES // size
+        raise InvalidRequest.of("inputs", f"at most {fit} with {len(labels.names)} labels each fit one response")
+    _refuse_many_ids(message.inputs, info)
+
+
+def refuse_oversized_score(message: pb.ScoreRequest, info: ModelInfo, max_queued: int) -> None:
+    """Raise InvalidRequest for more documents, or a longer query or longer documents, than one call can serve."""
+    count = len(message.documents)
+    _refuse_many("documents", count, max_queued)
+    longest = info.max_input_length * MAX_QUERY_CHARS_PER_TOKEN
+    if len(message.query) > longest:
+        raise InvalidRequest.of("query", f"must have at most {longest} characters")
+    chars = count * len(message.query) + sum(map(len, message.documents))
+    if chars > MAX_SCORE_CHARS:
+        told = f"with the query in front of each have {chars} characters, at most {MAX_SCORE_CHARS} fit one call"
+        raise InvalidRequest.of("documents", told)
+
+
+def _refuse_many(field: str, count: int, max_queued: int) -> None:
+    limit = min(MAX_EMBED_INPUTS, max_queued)
+    if count > limit:
+        raise InvalidRequest.of(field, f"has {count} {field}, at most {limit} can be served in one call")
+
+
+def _refuse_many_ids(inputs: Sequence[pb.EmbedInput | pb.ClassifyInput], info: ModelInfo) -> None:
+    lengths = [len(each.token_ids.ids) if each.WhichOneof("input") == "token_ids" else 0 for each in inputs]
     violations = [
         FieldViolation(
             f"inputs[{index}].token_ids.ids", f"has {ids} tokens, at most {info.max_input_length} can be served"

@@ -16,6 +16,7 @@ from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.server.server import Server
 from tests.security import replies
+from tests.security.judge_edges import LABEL_TOKENS
 from tests.security.neighbour import ASKED, PROMPT
 from tests.security.wire import Fuzzer
 from tests.support.log_lines import LogLines
@@ -29,13 +30,14 @@ REQUESTS = 10_000
 AT_ONCE = 32
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 
-WEIGHTS = {"Generate": 50, "Embed": 10, "Tokenize": 10, "Detokenize": 10, "Abort": 10}
+WEIGHTS = {"Generate": 45, "Embed": 8, "Classify": 8, "Score": 8, "Tokenize": 8, "Detokenize": 8, "Abort": 8}
 """Out of a hundred; the rest goes to the calls that take nothing."""
 
 
 async def test_ten_thousand_fuzzed_requests(tiny: Path, seed: int, scorecard: Scorecard, logged: LogLines) -> None:
     print(f"fuzz seed {seed}")
-    async with serve_checkpoint(tiny, max_running_requests=64, resume_seconds=0.2) as (server, client):
+    settings = {"max_running_requests": 64, "resume_seconds": 0.2, "label_tokens": LABEL_TOKENS}
+    async with serve_checkpoint(tiny, **settings) as (server, client):
         alone = await client.complete(PROMPT, **ASKED)
         before = time.monotonic()
         codes = await attack(client, Fuzzer(seed))

@@ -18,6 +18,7 @@ from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.security import replies
 from tests.security.edges import Edge, all_edges
+from tests.security.judge_edges import LABEL_TOKENS
 from tests.security.neighbour import beside
 from tests.support.scorecard import Scorecard
 from tests.support.servers import serve_checkpoint
@@ -30,7 +31,7 @@ EVENTS = 4
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def client(tiny: Path) -> AsyncIterator[SlipstreamClient]:
-    async with serve_checkpoint(tiny, grammar_callers="*") as (_, made):
+    async with serve_checkpoint(tiny, grammar_callers="*", label_tokens=LABEL_TOKENS) as (_, made):
         yield made
 
 
@@ -100,7 +101,9 @@ def test_the_table_covers_every_field() -> None:
     for edge in all_edges():
         collect(edge.message, covered)
     both = ("GenerateRequest", "SamplingParams", "OutputOptions", "TokenizeRequest", "DetokenizeRequest")
-    for name in (*both, "EmbedRequest", "EmbedInput", "Constraint", "Choice", "AttachRequest", "AttachPosition"):
+    judged = ("ClassifyRequest", "ClassifyInput", "TextPair", "ScoreRequest")
+    others = ("EmbedRequest", "EmbedInput", "Constraint", "Choice", "AttachRequest", "AttachPosition")
+    for name in (*both, *judged, *others):
         fields = {field.name for field in pb.DESCRIPTOR.message_types_by_name[name].fields}
         assert covered[name] == fields, name
 
@@ -121,7 +124,7 @@ MEMBERS = 2
 
 MEGA = 1_000_000
 
-FLOODS: dict[str, tuple[Callable[[], pb.GenerateRequest | pb.EmbedRequest], str]] = {
+FLOODS: dict[str, tuple[Callable[[], Any], str]] = {
     "stop strings": (lambda: sampled(stop=["ab"] * MEGA), "sampling_params.stop"),
     "empty stop strings": (lambda: sampled(stop=[""] * 2 * MEGA), "sampling_params.stop"),
     "stop ids": (lambda: sampled(stop_token_ids=[5] * 4 * MEGA), "sampling_params.stop_token_ids"),
@@ -139,6 +142,10 @@ FLOODS: dict[str, tuple[Callable[[], pb.GenerateRequest | pb.EmbedRequest], str]
     "empty inputs": (lambda: pb.EmbedRequest(inputs=[pb.EmbedInput()] * 2 * MEGA), "inputs"),
     "inputs of many ids": (lambda: embedded([5] * 30_000), "inputs[0].token_ids.ids"),
     "many inputs of ids": (lambda: embedded([5] * 1_023, 2_000), "inputs"),
+    "empty inputs to judge": (lambda: pb.ClassifyRequest(inputs=[pb.ClassifyInput()] * 2 * MEGA), "inputs"),
+    "empty documents": (lambda: pb.ScoreRequest(query="q", documents=[""] * 2 * MEGA), "documents"),
+    "query": (lambda: pb.ScoreRequest(query="q" * 3 * MEGA, documents=["a"] * 128), "query"),
+    "query in front of many": (lambda: pb.ScoreRequest(query="q" * 65_000, documents=["a"] * 128), "documents"),
 }
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from core.errors import SlipstreamError, StartupError
 from service.cli.cli_options import GroupedCommand, setting_options
+from service.cli.commands.asking import WITHOUT, Where, answer, lines_of, of_server
 from service.cli.commands.generate import ENGINE_GROUPS
-from service.cli.commands.waiting import wait_option, wait_until_loaded
-from service.cli.server_access import ServerAccess, access_options, server_option
+from service.cli.commands.waiting import wait_option
+from service.cli.server_access import access_options, server_option
 from service.config.server_config import ServerConfig
-from service.config.sources import load
 
 POOLINGS = ("last", "mean", "cls")
 
@@ -43,7 +40,7 @@ POOLINGS = ("last", "mean", "cls")
 )
 @click.option("--dimensions", type=int, help="Keep only the first entries (Matryoshka).  [default: all]")
 @click.option("--json", "whole", is_flag=True, help="Print one object with the token counts instead.")
-@setting_options(ENGINE_GROUPS, without=("seed", "adapter", "max_lora_rank", "lora_dir"))
+@setting_options(ENGINE_GROUPS, without=WITHOUT)
 def embed(
     texts: tuple[str, ...],
     server: str | None,
@@ -64,33 +61,12 @@ def embed(
     slipstream embed --server 127.0.0.1:50051 --pooling mean "a fox" "a dog"
     slipstream embed --server 127.0.0.1:50051 --json - < texts.txt
     """
-    given = _lines() if texts == ("-",) else texts
-    access = ServerAccess.taken_from(options)
+    where = Where.told(server, wait, adapter, config_file, options)
+    given = lines_of(texts)
     asked: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
     if dimensions is not None:
         asked["dimensions"] = dimensions
-    if adapter and not server:
-        raise click.UsageError("--adapter needs --server")
-    if server:
-        asked["adapter"] = adapter or ""
-        found = _remote(server, wait, access, given, asked)
-    else:
-        found = _local(load(ServerConfig, options, os.environ, config_file), given, asked)
-    try:
-        _print(asyncio.run(found), whole)
-    except StartupError:
-        raise
-    except SlipstreamError as error:
-        raise click.ClickException(error.message) from None
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _lines() -> tuple[str, ...]:
-    lines = tuple(line.rstrip("\r\n") for line in sys.stdin)
-    if not lines:
-        raise click.UsageError("standard input holds no text")
-    return lines
+    _print(answer(_remote(where, given, asked) if server else _local(where.config(), given, asked)), whole)
 
 
 def _print(vectors: list[dict[str, Any]], whole: bool) -> None:
@@ -101,20 +77,11 @@ def _print(vectors: list[dict[str, Any]], whole: bool) -> None:
         click.echo(json.dumps(vector["values"]))
 
 
-async def _remote(
-    server: str, wait: float, access: ServerAccess, texts: tuple[str, ...], asked: dict[str, Any]
-) -> list[dict[str, Any]]:
+async def _remote(where: Where, texts: tuple[str, ...], asked: dict[str, Any]) -> list[dict[str, Any]]:
     """The vectors of the texts, from a server. Raises StartupError for a token or TLS file that cannot be used."""
-    from dataclasses import asdict
-
-    from service.client import CallFailed
-
-    async with access.client(server) as client:
-        await wait_until_loaded(client, server, wait)
-        try:
-            return [asdict(vector) for vector in await client.embed(*texts, **asked)]
-        except CallFailed as failure:
-            raise click.ClickException(str(failure)) from None
+    adapter = where.adapter or ""
+    vectors = await of_server(where, lambda client: client.embed(*texts, adapter=adapter, **asked))
+    return [asdict(vector) for vector in vectors]
 
 
 async def _local(config: ServerConfig, texts: tuple[str, ...], asked: dict[str, Any]) -> list[dict[str, Any]]:

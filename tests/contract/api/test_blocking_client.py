@@ -61,6 +61,9 @@ def test_every_other_call_is_there(client: SyncSlipstreamClient) -> None:
     assert client.server_info(timeout=PATIENCE).version and not client.is_loading()
     assert not client.abort("nothing.of.that.name")
     assert [vector.prompt_tokens for vector in client.embed("a b c", ids)] == [len(ids)] * 2
+    for judge in (lambda: client.classify("a b c"), lambda: client.score("a", ["b", "c"])):
+        with pytest.raises(CallFailed, match="the served model has no labels to judge by; use Generate or Embed"):
+            judge()
 
 
 def test_a_bad_field_is_named_where_the_call_was_made(client: SyncSlipstreamClient) -> None:

@@ -54,6 +54,10 @@ def test_names_that_clients_rely_on() -> None:
     assert fields["Usage"] == {
         *("prompt_tokens", "cached_tokens", "completion_tokens", "draft_tokens", "accepted_draft_tokens"),
     }
+    shared = {"request_id", "raw_scores", "priority", "queue_timeout", "cache_salt", "adapter"}
+    assert fields["ClassifyRequest"] == shared | {"inputs"}
+    assert fields["ScoreRequest"] == shared | {"query", "documents", "top_n"}
+    assert fields["DocumentScore"] == {"index", "score", "usage"}
     (service,) = pb.DESCRIPTOR.services_by_name.values()
     assert service.full_name == "slipstream.v1.InferenceService"
     assert set(service.methods_by_name) == {
@@ -66,6 +70,8 @@ def test_names_that_clients_rely_on() -> None:
         "GetServerInfo",
         "GetLoad",
         "Embed",
+        "Classify",
+        "Score",
     }
 
 

@@ -19,6 +19,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from core.models.bundled import bundled_model_dir
 from core.types.control import Activity, WeightSource
+from core.types.labels import Activation, Labels
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats, PoolStats
 from service.client import CallFailed, SlipstreamClient
@@ -35,6 +36,23 @@ from tests.support.fakes.figures import FIGURES
 from tests.support.servers import Serve, listening
 
 BUNDLED = str(bundled_model_dir())
+
+
+async def test_a_model_that_only_judges_is_told_as_one(serve: Serve, spoken: Spoken) -> None:
+    labels = Labels(("bad", "fine"), Activation.SOFTMAX)
+    info = info_with(labels=labels, generates=False, has_chat_template=False)
+    async with serve(FakeEngine(info=info)) as serving:
+        stub = spoken.stub(serving.client.channel)
+        sent = await stub.GetModelInfo(spoken.pb.GetModelInfoRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Generate(spoken.generate([5])).read()
+        assert serving.engine.streams == []
+    assert not sent.is_generation
+    if spoken.name == "sglang":
+        assert (sent.num_labels, json.loads(sent.id2label_json)) == (2, {"0": "bad", "1": "fine"})
+    refused = CallFailed(failed.value)
+    assert (refused.code.name, refused.reason) == ("UNIMPLEMENTED", "UNSUPPORTED")
+    assert refused.message == "the served model puts out no text; use Embed or Classify"
 
 
 async def test_health_is_readiness_and_answers_in_every_state(config: Any, spoken: Spoken) -> None:

@@ -208,7 +208,10 @@ MUTANTS = {
         (" and on (job, instance) present_over_time(slipstream_ready[1d])", ""),
     ],
     "SlipstreamNotReady": [("unless on (job, instance) slipstream_draining == 1", ""), ("for: 15m", "for: 1m")],
-    "SlipstreamRefusals": [("> 0.1", "> 0.3"), ('handled_total{method=~".*/(Generate|Embed)"}', "handled_total")],
+    "SlipstreamRefusals": [
+        ("> 0.1", "> 0.3"),
+        ('handled_total{method=~".*/(Generate|Embed|Classify|Score)"}', "handled_total"),
+    ],
     "SlipstreamCallersRefused": [("> 1", "> 3"), ("> 1", "> 0")],
     "SlipstreamReloadFailed": [("== 1", "== 0"), ("for: 2m", "for: 30m")],
     "SlipstreamCertificateExpires": [("< 7 *", "< 3 *"), ("< 7 *", "< 60 *")],

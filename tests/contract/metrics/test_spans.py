@@ -52,6 +52,16 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[Server, SlipstreamClie
         yield both
 
 
+async def test_calls_without_an_output_are_spans_with_the_names_of_their_operations(collector: Collector) -> None:
+    async with serving(otlp_endpoint=collector.endpoint) as (_, client):
+        for call in (client.classify("a"), client.score("a", ["b"])):
+            with pytest.raises(CallFailed):
+                await call
+        spans = await asyncio.to_thread(collector.wait, 2)
+    told = {span.name.rpartition("/")[2]: attributes(span.attributes)["gen_ai.operation.name"] for span in spans}
+    assert told == {"Classify": "classify", "Score": "rerank"}
+
+
 async def test_a_span_joins_the_callers_trace_and_tells_what_happened_when(collector: Collector) -> None:
     before = time.time_ns()
     async with serving(otlp_endpoint=collector.endpoint) as (_, client):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import Overloaded
-from core.types.io import ChatMessage, EmbedRequest, GenerateRequest
+from core.types.io import ChatMessage, EmbedRequest, GenerateRequest, TextPair
 from core.types.sampling_params import SamplingParams
 from service.errors import TenantLockedOut, TenantSequences
 from service.limits.hold import Hold
@@ -30,6 +30,7 @@ def test_a_request_is_its_prompt_once_and_the_most_of_every_output() -> None:
     chat = GenerateRequest(chat=(ChatMessage("user", "x" * 40),), sampling=SamplingParams(max_tokens=1))
     assert work(chat) == Work(1, 18, 19)
     assert embedding(EmbedRequest(inputs=("x" * 8, (1, 2, 3)))) == Work(2, 5, 5)
+    assert embedding(EmbedRequest(inputs=(TextPair("x" * 8, "y" * 9), "x"))) == Work(2, 6, 6)
 
 
 def budget(per_minute: float) -> tuple[TokenBudget, list[float]]:

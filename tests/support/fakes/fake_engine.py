@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import replace
 from typing import Self
 
-import numpy as np
-
 from core.engine.api import EngineState
 from core.errors import (
     DeadlinePassed,
@@ -27,7 +25,6 @@ from core.errors import (
 from core.lanes import LaneRecorder
 from core.types.io import (
     Delta,
-    Embedding,
     EmbedRequest,
     EmbedResult,
     Finished,
@@ -46,6 +43,7 @@ from tests.support.fakes.adapter_shelf import AdapterShelf
 from tests.support.fakes.fake_control import FakeControl
 from tests.support.fakes.fake_prefixes import FakePrefixes
 from tests.support.fakes.figures import FIGURES
+from tests.support.fakes.vectors import vectors_of
 
 Step = OutputEvent | BaseException | asyncio.Event
 """An event to emit, an error to raise, or something to wait for first."""
@@ -184,20 +182,11 @@ class FakeEmbedCall:
         self._stream = stream
 
     async def result(self) -> EmbedResult:
-        """Vectors that repeat four numbers: length and place of the input, whether it is normalised, its pooling."""
+        """The vectors, once the script has ended. Raises RequestAborted."""
         async for event in self._stream:
             if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
                 raise RequestAborted("the request was aborted")
-        asked = self.request
-        rows = [
-            [len(given), place, float(asked.normalize), list(Pooling).index(asked.pooling)]
-            for place, given in enumerate(asked.inputs)
-        ]
-        vectors = [np.resize(np.asarray(row, np.float32), self._dimension)[: asked.dimensions] for row in rows]
-        return EmbedResult(
-            self.request_id,
-            tuple(Embedding(row, len(given), 1) for row, given in zip(vectors, asked.inputs, strict=True)),
-        )
+        return EmbedResult(self.request_id, vectors_of(self.request, self._dimension))
 
     async def aclose(self) -> None:
         """Abort what still runs."""
@@ -248,7 +237,9 @@ class FakeEngine(AdapterShelf):
         shown = GenerateRequest(request.request_id, sampling=params, want_text=False, deadline=request.deadline)
         stream = await self._open(shown)
         self.embedded.append(request)
-        return FakeEmbedCall(request, stream, self.model_info.embedding_dimension)
+        info = self.model_info
+        labels = info.labels if request.pooling is Pooling.LABELS else None
+        return FakeEmbedCall(request, stream, len(labels.names) if labels else info.embedding_dimension)
 
     async def generate(self, request: GenerateRequest) -> FakeStream:
         """Play the script for `request`."""

@@ -17,6 +17,13 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
 
+class Activation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACTIVATION_UNSPECIFIED: _ClassVar[Activation]
+    ACTIVATION_SOFTMAX: _ClassVar[Activation]
+    ACTIVATION_SIGMOID: _ClassVar[Activation]
+    ACTIVATION_NONE: _ClassVar[Activation]
+
 class ServerActivity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SERVER_ACTIVITY_UNSPECIFIED: _ClassVar[ServerActivity]
@@ -44,6 +51,10 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+ACTIVATION_UNSPECIFIED: Activation
+ACTIVATION_SOFTMAX: Activation
+ACTIVATION_SIGMOID: Activation
+ACTIVATION_NONE: Activation
 SERVER_ACTIVITY_UNSPECIFIED: ServerActivity
 SERVER_ACTIVITY_SERVING: ServerActivity
 SERVER_ACTIVITY_PAUSED: ServerActivity
@@ -384,7 +395,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("name", "architecture", "dtype", "vocab_size", "context_length", "max_input_length", "bos_token_id", "eos_token_ids", "default_sampling_params", "has_chat_template", "quantization", "embedding_dimension", "grammar_backend")
+    __slots__ = ("name", "architecture", "dtype", "vocab_size", "context_length", "max_input_length", "bos_token_id", "eos_token_ids", "default_sampling_params", "has_chat_template", "quantization", "embedding_dimension", "grammar_backend", "labels", "activation", "relevance_label", "no_generation")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +409,10 @@ class GetModelInfoResponse(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_DIMENSION_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_FIELD_NUMBER: _ClassVar[int]
+    RELEVANCE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    NO_GENERATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     dtype: str
@@ -411,7 +426,11 @@ class GetModelInfoResponse(_message.Message):
     quantization: str
     embedding_dimension: int
     grammar_backend: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., max_input_length: _Optional[int] = ..., bos_token_id: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., has_chat_template: _Optional[bool] = ..., quantization: _Optional[str] = ..., embedding_dimension: _Optional[int] = ..., grammar_backend: _Optional[str] = ...) -> None: ...
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    activation: Activation
+    relevance_label: int
+    no_generation: bool
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., max_input_length: _Optional[int] = ..., bos_token_id: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., has_chat_template: _Optional[bool] = ..., quantization: _Optional[str] = ..., embedding_dimension: _Optional[int] = ..., grammar_backend: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., activation: _Optional[_Union[Activation, str]] = ..., relevance_label: _Optional[int] = ..., no_generation: _Optional[bool] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
@@ -532,3 +551,103 @@ class Embedding(_message.Message):
     values: _containers.RepeatedScalarFieldContainer[float]
     usage: Usage
     def __init__(self, values: _Optional[_Iterable[float]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class ClassifyRequest(_message.Message):
+    __slots__ = ("request_id", "inputs", "raw_scores", "priority", "queue_timeout", "cache_salt", "adapter")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    RAW_SCORES_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    inputs: _containers.RepeatedCompositeFieldContainer[ClassifyInput]
+    raw_scores: bool
+    priority: int
+    queue_timeout: _duration_pb2.Duration
+    cache_salt: str
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[ClassifyInput, _Mapping]]] = ..., raw_scores: _Optional[bool] = ..., priority: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class ClassifyInput(_message.Message):
+    __slots__ = ("text", "token_ids", "pair")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: TokenIds
+    pair: TextPair
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., pair: _Optional[_Union[TextPair, _Mapping]] = ...) -> None: ...
+
+class TextPair(_message.Message):
+    __slots__ = ("first", "second")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    first: str
+    second: str
+    def __init__(self, first: _Optional[str] = ..., second: _Optional[str] = ...) -> None: ...
+
+class ClassifyResponse(_message.Message):
+    __slots__ = ("request_id", "results")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    results: _containers.RepeatedCompositeFieldContainer[Classification]
+    def __init__(self, request_id: _Optional[str] = ..., results: _Optional[_Iterable[_Union[Classification, _Mapping]]] = ...) -> None: ...
+
+class Classification(_message.Message):
+    __slots__ = ("scores", "usage")
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    scores: _containers.RepeatedCompositeFieldContainer[LabelScore]
+    usage: Usage
+    def __init__(self, scores: _Optional[_Iterable[_Union[LabelScore, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class LabelScore(_message.Message):
+    __slots__ = ("label", "score")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    label: str
+    score: float
+    def __init__(self, label: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("request_id", "query", "documents", "top_n", "raw_scores", "priority", "queue_timeout", "cache_salt", "adapter")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_FIELD_NUMBER: _ClassVar[int]
+    RAW_SCORES_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    query: str
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    top_n: int
+    raw_scores: bool
+    priority: int
+    queue_timeout: _duration_pb2.Duration
+    cache_salt: str
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., top_n: _Optional[int] = ..., raw_scores: _Optional[bool] = ..., priority: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("request_id", "results")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    results: _containers.RepeatedCompositeFieldContainer[DocumentScore]
+    def __init__(self, request_id: _Optional[str] = ..., results: _Optional[_Iterable[_Union[DocumentScore, _Mapping]]] = ...) -> None: ...
+
+class DocumentScore(_message.Message):
+    __slots__ = ("index", "score", "usage")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    score: float
+    usage: Usage
+    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...

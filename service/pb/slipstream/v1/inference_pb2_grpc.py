@@ -80,6 +80,16 @@ class InferenceServiceStub:
                 request_serializer=slipstream_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=slipstream_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/slipstream.v1.InferenceService/Classify',
+                request_serializer=slipstream_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=slipstream_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/slipstream.v1.InferenceService/Score',
+                request_serializer=slipstream_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=slipstream_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -121,7 +131,7 @@ class InferenceServiceServicer:
 
     def Abort(self, request, context):
         """Ends a live request: its stream gets `finished` with FINISH_REASON_CANCELLED for each output still running, and
-        then status OK; an Embed call ends with CANCELLED. Idempotent; an unknown or already finished id is not an error.
+        then status OK; an Embed, Classify or Score call ends with CANCELLED. Idempotent; an unknown or already finished id is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,6 +186,28 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Classify(self, request, context):
+        """Judges each input, a text or a pair of texts, by the model's labels: the classification head of its checkpoint, or
+        the tokens that --label-tokens names. Otherwise as Embed: one prefill per input, in the same batches; either every
+        input gets its scores or the call fails.
+
+        Errors: those of Embed, and UNIMPLEMENTED (UNSUPPORTED) if the model has no labels (see GetModelInfo).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Says how well each document answers a query, for reranking: a judgement of the pair of both, by the label that says
+        relevance. Otherwise as Classify.
+
+        Errors: those of Classify, also if none of the labels says relevance: GetModelInfo
+        has no relevance_label then. INVALID_ARGUMENT names the place of each bad document, such as documents[3].
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -223,6 +255,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=slipstream_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
                     response_serializer=slipstream_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=slipstream_dot_v1_dot_inference__pb2.ClassifyRequest.FromString,
+                    response_serializer=slipstream_dot_v1_dot_inference__pb2.ClassifyResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=slipstream_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=slipstream_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -469,6 +511,60 @@ class InferenceService:
             '/slipstream.v1.InferenceService/Embed',
             slipstream_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
             slipstream_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.v1.InferenceService/Classify',
+            slipstream_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+            slipstream_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.v1.InferenceService/Score',
+            slipstream_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            slipstream_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ async def test_an_authority_alone_is_enough_for_tls(serve: Serve, tmp_path: Path
 COMMANDS = (
     ("generate", "x"),
     ("embed", "x"),
+    ("classify", "x"),
+    ("score", "x", "y"),
     ("adapters", "list"),
     ("adapters", "load", "x"),
     ("adapters", "unload", "x"),

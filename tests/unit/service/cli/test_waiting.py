@@ -26,6 +26,8 @@ END_SECONDS = 30.0
 COMMANDS = {
     ("generate", "hello", "--max-tokens", "3"): "0 1 2 \n",
     ("embed", "hello", "--no-normalize", "--dimensions", "2"): "[5.0, 0.0]\n",
+    ("classify", "hello", "--raw-scores"): "relevance  5.0000\n",
+    ("score", "hell", "o", "--raw-scores"): "1  5.0000  o\n",
     ("adapters", "list"): "name",
 }
 """What each prints, once the server is there."""

@@ -30,10 +30,12 @@ from core.types.io import (
     FinishReason,
     GenerateRequest,
     Pooling,
+    TextPair,
     Timing,
     TokenLogprob,
     Usage,
 )
+from core.types.labels import Activation, Labels
 from core.types.plain import to_plain
 from core.types.sampling_params import SamplingParams
 from core.types.stats import DraftStats, EngineStats, HistogramStats, PoolStats
@@ -47,7 +49,7 @@ from service.frontends.plain_json import (
 )
 from service.frontends.remote_stream import RemoteStream
 from service.frontends.wire import Kind, Link
-from tests.support.fakes.fake_engine import INFO
+from tests.support.fakes.fake_engine import INFO, info_with
 
 VALUES = [
     GenerateRequest("a", token_ids=(1, 2), sampling=SamplingParams(logit_bias={3: -1.5}, stop=("x", "y"), seed=7)),
@@ -55,6 +57,8 @@ VALUES = [
     GenerateRequest("c", "t", constraint=Constraint(ConstraintKind.REGEX, "a|b")),
     GenerateRequest("b", chat=(ChatMessage("user", "é\ud800"),), deadline=12.5, cache_salt="alice\0", adapter="x"),
     EmbedRequest(("text", (1, 2)), pooling=Pooling.MEAN, dimensions=3),
+    EmbedRequest(("a", TextPair("é", "d"), (1, 2)), pooling=Pooling.LABELS),
+    info_with(labels=Labels(("bad", "fine"), Activation.SIGMOID, relevance=1), generates=False),
     Finished(1, FinishReason.STOP, Usage(1, 2, 3, 5, 4), Timing(0.5, math.inf, 2.0), "stop"),
     Delta(0, 3, (4,), "t", (TokenLogprob(4, -0.5, ((4, -0.5), (5, -1.0))),)),
     INFO,
