@@ -127,7 +127,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
-    """Where and how steps run. `cpu_threads=None` leaves one core to the event loop."""
+    """Where and how steps run. `cpu_threads=None` leaves one core to the event loop, but for encoders."""
 
     device: str = setting("auto", "Device", "Where the model runs.", choices=DEVICES)
     overlap: bool = setting(True, "Device", "Plan step N+1 while the device computes step N.")
@@ -138,7 +138,10 @@ class ExecutorConfig:
         choices=ASSERT_MODES,
     )
     cpu_threads: int | None = setting(
-        None, "Device", "Threads for math on the CPU; unset: one less than the cores it may use.", low=1
+        None,
+        "Device",
+        "Threads for math on the CPU; unset: one less than the cores it may use, and all of them for encoders.",
+        low=1,
     )
     hang_timeout: float = setting(300.0, "Device", "Seconds without progress before the engine is dead.", low=0)
     attention_backend: str = setting("auto", "Device", "Attention backend.")

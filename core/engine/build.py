@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor, encoder_input
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
+from core.engine.math_threads import use_threads
 from core.engine.renewal import Loaded, Renewal, keeps_modules
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_size import device_bytes, sized
@@ -43,6 +45,7 @@ from core.memory.kv_pool import KVPool
 from core.models.attention_proof import prove_attention, prove_codes
 from core.models.base import LabelHead, Model, ModelSpec
 from core.models.loader import load_head, load_model
+from core.models.pooling_modules import read_pooling
 from core.native.host import HostCode
 from core.relay.future_map import FutureMap
 from core.sampling.grammar.registry import choose
@@ -52,7 +55,7 @@ from core.scheduler.draft_depth import AdaptiveDepth
 from core.scheduler.rejoining import Rejoining
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.tokenizer import Tokenizer
-from core.types.io import ModelInfo
+from core.types.io import ModelInfo, Pooling
 from core.types.sampling_params import SamplingParams
 
 Progress = Callable[[str, float], None]
@@ -66,7 +69,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     """
     device = resolve_device(config.executor.device)
     config = settled(config, device)
-    torch.set_num_threads(config.executor.threads())
+    use_threads(config)
     tokenizer = Tokenizer.load(config.model.path)
     if tokenizer.chats is not None:
         tokenizer.chats.start()
@@ -241,6 +244,12 @@ def _build_grammars(config: EngineConfig, model: Model, tokenizer: Tokenizer) ->
     return GrammarCompiler(config.grammar, choose(config.grammar.backend), new)
 
 
+def _pooling(config: EngineConfig, spec: ModelSpec) -> Pooling:
+    """As the checkpoint says, else the mean for an encoder, whose last token is no better than any."""
+    told = read_pooling(Path(config.model.path)) if config.model.path else None
+    return told or (Pooling.MEAN if spec.whole_prompts else Pooling.LAST)
+
+
 def _model_info(
     config: EngineConfig,
     model: Model,
@@ -265,6 +274,7 @@ def _model_info(
         embedding_dimension=spec.hidden_size,
         grammar_backend=grammar_backend or "",
         path=config.model.path,
+        pooling=_pooling(config, spec),
         labels=None if labelling is None else labelling.labels,
         generates=not spec.whole_prompts and (labelling is None or labelling.head is None),
     )

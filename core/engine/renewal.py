@@ -25,6 +25,7 @@ from core.engine.adapters.loader import Read
 from core.engine.build_pools import Pools
 from core.engine.determinism import prove_deterministic
 from core.engine.eagle import at_any_path
+from core.engine.math_threads import use_threads
 from core.engine.speculation import Speculation, build_source, build_speculation
 from core.errors import ModelLoadError, StartupError
 from core.executor.device_state import DeviceState
@@ -96,7 +97,7 @@ class Renewal:
         if (reason := why_not_same(self._configured, directory)) is not None:
             raise ModelLoadError(f"it is no other weights of the model that is served: its config.json has {reason}")
         # As at the start of the engine: the number is kept for each thread.
-        torch.set_num_threads(config.executor.threads())
+        use_threads(config)
         model = load_model(config.model, device, keeps_modules=keeps_modules(config))
         reason = why_not_in_place(self._serving.model.spec, model.spec) or self._why_not_adapted(model)
         if reason is not None:

@@ -17,6 +17,7 @@ from core.device.bandwidth import read_bandwidth
 from core.device.streams import DeviceStreams, resolve_device
 from core.engine.build_pools import build_pools
 from core.engine.determinism import prove_deterministic, settled
+from core.engine.math_threads import use_threads
 from core.errors import ModelLoadError
 from core.machine import available_memory
 from core.memory.kv_formats import KV_FORMATS
@@ -73,7 +74,7 @@ def report(config: EngineConfig, progress: Progress | None = None) -> ModelRepor
     """
     device = resolve_device(config.executor.device)
     config = settled(config, device)
-    torch.set_num_threads(config.executor.threads())
+    use_threads(config)
     weight_bytes, read_bytes = _weights(config, device)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if weight_bytes > free:

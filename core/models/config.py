@@ -116,17 +116,29 @@ def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in `file`. Raises ModelLoadError if it is unreadable, too large, not JSON, or not an object."""
+    content = _json(file)
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{file} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def read_json_list(file: Path) -> list[Any]:
+    """As `read_json`, of a file that holds a list."""
+    content = _json(file)
+    if not isinstance(content, list):
+        raise ModelLoadError(f"{file} must hold a JSON list, not {type(content).__name__}")
+    return content
+
+
+def _json(file: Path) -> Any:
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ModelLoadError(f"{file} is larger than {MAX_JSON_BYTES >> 20} MiB")
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{file} must hold a JSON object, not {type(content).__name__}")
-    return content
 
 
 def _vocab_size(path: Path, text: dict[str, Any]) -> int:

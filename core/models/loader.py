@@ -49,8 +49,8 @@ def load_model(
     encoder_decoder = _is_encoder_decoder(checkpoint)
     refuse_at_load(checkpoint, config.quantization, encoder_decoder=encoder_decoder)
     report("check", 1.0)
-    kept = keeps_modules and not encoder_decoder and not _is_encoder(checkpoint)
-    family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder, encoder=_is_encoder(checkpoint))
+    kept = keeps_modules and not encoder_decoder and not is_encoder(checkpoint)
+    family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder, encoder=is_encoder(checkpoint))
     if fuses(device) and family == DEFAULT_FAMILY:
         logger.info("no fused decoder: no native family is declared for %r", checkpoint.model_type)
     elif fuses(device) and kept:
@@ -103,7 +103,7 @@ def _is_encoder_decoder(checkpoint: CheckpointConfig) -> bool:
     return checkpoint.is_encoder_decoder or only
 
 
-def _is_encoder(checkpoint: CheckpointConfig) -> bool:
+def is_encoder(checkpoint: CheckpointConfig) -> bool:
     """Whether every token sees the whole text: the model embeds and judges, and writes nothing."""
     return checkpoint.sees_both_ways or (checkpoint.model_type in ENCODER_TYPES and not checkpoint.is_decoder)
 
@@ -129,7 +129,7 @@ def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
             raise ModelLoadError(
                 f"model type {kind!r} is not supported: it is an encoder-decoder, of which these are served: {served}"
             )
-    elif _is_encoder(checkpoint):
+    elif is_encoder(checkpoint):
         return
     elif kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not checkpoint.is_decoder:
         served = ", ".join(ENCODER_TYPES)

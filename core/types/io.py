@@ -233,6 +233,8 @@ class ModelInfo:
     """Method and format of quantised weights; empty for plain ones."""
     embedding_dimension: int = 0
     """Length of the vectors that `embed` returns; 0 if the model has no hidden states to embed with."""
+    pooling: Pooling = Pooling.LAST
+    """How vectors are made for a client that does not say: as the checkpoint was trained, if it says that."""
     labels: Labels | None = None
     """What `Pooling.LABELS` gives a number for; None if the model judges nothing."""
     generates: bool = True

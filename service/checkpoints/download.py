@@ -30,10 +30,12 @@ FILES: Final = (
     *("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "quantize_config.json"),
     *("tokenizer*.json", "tokenizer.model", "*.tiktoken", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json"),
+    *("sentencepiece.bpe.model", "spiece.model", "modules.json", "1_Pooling/config.json"),
 )
 """Weights as safetensors, configurations and tokenizers. Never pickles, and never code."""
-LEFT_OUT: Final = ("*/*", "consolidated*")
-"""What lies in folders is for other programs, and `consolidated` are the same weights once more."""
+LEFT_OUT: Final = ("[!1]*/*", "1[!_]*/*", "1_[!P]*/*", "1_*/*[!g].*", "*/*/*", "consolidated*")
+"""What lies in folders is for other programs, but for how sentence-transformers pools; `consolidated` are the same
+weights once more."""
 MARGIN_BYTES: Final = 64 * 1024 * 1024
 """Free space that a download leaves."""
 ELSEWHERE: Final = "HF_HOME or HF_HUB_CACHE names another place"

@@ -5,8 +5,10 @@ What a text becomes depends on all of it, so it comes in one step, and nothing o
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,13 +28,16 @@ from core.memory.kv_pool import KVPool
 from core.models.base import NO_COMPANIONS, ModelSpec, Progress
 from core.models.config import CheckpointConfig
 from core.models.encoder_only.encoder_head import EncoderHead
-from core.models.encoder_only.encoder_proof import proved_head, proved_way
+from core.models.encoder_only.encoder_proof import compared, proved_head, proved_way
 from core.models.encoder_only.reference import EncoderReference, plain_run
 from core.models.encoder_only.ways import Way
 from core.models.hf.label_head import modules_beside
 from core.models.hf.module_tree import load_module, one_line, read_configuration
 from core.models.hf.probe import Unsupported
+from core.models.hf.products import Products
+from core.models.hf.self_check import CheckResult
 from core.models.mapped import own
+from core.models.products.family import with_products
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +48,22 @@ POOLER = "pooler."
 class EncoderOnlyModel:
     """A `core.models.base.Model` that gives hidden states alone."""
 
-    def __init__(self, spec: ModelSpec, way: Way, head: EncoderHead | None) -> None:
-        self._spec, self._way = spec, way
-        self.head = head
+    def __init__(self, whole: PreTrainedModel, spec: ModelSpec, way: Way, reference: EncoderReference) -> None:
+        """`whole`: the encoder, with its head if it has one. `reference`: what it was proved by."""
+        self._whole, self._spec, self._way, self._reference = whole, spec, way, reference
+        self.head: EncoderHead | None = None
         """What judges texts; None for a checkpoint without labels."""
+        self.products: Products | None = None
 
     @property
     def spec(self) -> ModelSpec:
         """Measures of the model."""
         return self._spec
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The module tree."""
+        return self._whole
 
     @property
     def way(self) -> Way:
@@ -74,10 +86,25 @@ class EncoderOnlyModel:
         ids, types = batch.input_ids, None
         if self._spec.token_types > 1:
             ids, types = ids % self._spec.vocab_size, ids // self._spec.vocab_size
+        if self.products is not None:
+            self.products.begin(len(ids))
         hidden = self._way.states(ids, types, batch.extend_lens_host.tolist())
+        if self.products is not None:
+            self.products.end()
         if batch.wants_hidden:
             batch.hidden = hidden
         return hidden.new_zeros(len(batch.last_indices), self._spec.vocab_size, dtype=torch.float32)
+
+    def twin(self) -> EncoderOnlyModel:
+        """The same over a copy of the module tree that shares all its tensors; it may run on a thread of its own."""
+        tensors: Any = chain(self._whole.parameters(), self._whole.buffers())
+        whole = copy.deepcopy(self._whole, {id(tensor): tensor for tensor in tensors})
+        base: Any = whole.base_model
+        return EncoderOnlyModel(whole, self._spec, self._way.over(base), self._reference)
+
+    def check(self) -> CheckResult:
+        """Run over the texts that it was proved by, and compare."""
+        return compared(self._way, self._reference, self._spec.dtype)
 
 
 def load_encoder_only(
@@ -102,6 +129,7 @@ def load_encoder_only(
         raise ModelLoadError(f"model type {kind!r} is not supported: {one_line(error)}") from error
     own(whole, checkpoint.path)
     progress("self-check", 1.0)
+    with_products(loaded, config, progress)
     return loaded
 
 
@@ -122,7 +150,10 @@ def _prove(whole: PreTrainedModel, checkpoint: CheckpointConfig, config: ModelCo
     reference = plain_run(whole, vocab_size, labels=checkpoint.labels is not None)
     head = proved_head(whole, reference)
     way = proved_way(base, reference, limit)
-    return EncoderOnlyModel(_spec(checkpoint, base, reference, vocab_size, limit - way.offset), way, head)
+    spec = _spec(checkpoint, base, reference, vocab_size, limit - way.offset)
+    loaded = EncoderOnlyModel(whole, spec, way, reference)
+    loaded.head = head
+    return loaded
 
 
 def _spec(

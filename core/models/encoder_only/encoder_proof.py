@@ -22,7 +22,7 @@ from core.models.encoder_only.reference import EncoderReference
 from core.models.encoder_only.ways import GroupedTexts, PackedTexts, Way
 from core.models.hf.packed_attention import bind_context
 from core.models.hf.probe import RULE, Rule, Unsupported, agrees, attention_implementation, recorded_mask
-from core.models.hf.self_check import HALF_TOLERANCE, TOLERANCE
+from core.models.hf.self_check import HALF_TOLERANCE, TOLERANCE, CheckResult
 
 logger = logging.getLogger(__name__)
 
@@ -148,14 +148,20 @@ def _unused_positions(base: PreTrainedModel, reach: int) -> int:
     Tried, since not every model says whether it counts from behind its padding.
     """
     for offset in _offsets(base):
-        ids = torch.ones(1, reach - offset, dtype=torch.int64, device=base.device)
-        pad = getattr(base.config.get_text_config(), "pad_token_id", None)
+        # Token 0 or 1 is padding in most vocabularies, whatever a configuration says.
+        ids = torch.full((1, reach - offset), 3 if offset == 3 else 2, device=base.device)
         try:
-            base(input_ids=ids + 1 if pad == 1 else ids)
+            base(input_ids=ids)
         except (IndexError, RuntimeError):
             continue
         return offset
     return 0
+
+
+def compared(way: Way, reference: EncoderReference, dtype: torch.dtype) -> CheckResult:
+    """Hidden states by `way`, of a model that computes in `dtype`, beside those of each text alone."""
+    error, tolerance = _difference(way, reference), _tolerance(dtype)
+    return CheckResult(error <= tolerance, error, tolerance)
 
 
 def _tolerance(dtype: torch.dtype) -> float:

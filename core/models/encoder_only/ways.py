@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from core.models.encoder_only.packed_encoder import EncoderContext
+from core.models.hf.packed_attention import CONTEXT
 
 
 class Way(Protocol):
@@ -23,6 +24,10 @@ class Way(Protocol):
 
     def states(self, ids: torch.Tensor, types: torch.Tensor | None, lens: Sequence[int]) -> torch.Tensor:
         """[T, H]: the last hidden states of texts of `lens` tokens, one behind the other. `ids`, `types`: int64[T]."""
+        ...
+
+    def over(self, base: PreTrainedModel) -> Way:
+        """The same for `base`, a copy of the model with everything that was put on its modules."""
         ...
 
 
@@ -40,6 +45,10 @@ class PackedTexts:
         output: Any = self._base(input_ids=ids[None], position_ids=(positions + self.offset)[None], **named)
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
+
+    def over(self, base: PreTrainedModel) -> PackedTexts:
+        """See `Way`."""
+        return PackedTexts(base, getattr(base, CONTEXT), self.offset)
 
 
 class GroupedTexts:
@@ -63,3 +72,7 @@ class GroupedTexts:
             output: Any = self._base(input_ids=group, **named)
             found.update(zip(places, output.last_hidden_state, strict=True))
         return torch.cat([found[place] for place in range(len(lens))])
+
+    def over(self, base: PreTrainedModel) -> GroupedTexts:
+        """See `Way`."""
+        return GroupedTexts(base, self.offset)

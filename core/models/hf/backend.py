@@ -116,7 +116,14 @@ class TransformersModel:
         states = None if self._states is None else StateContext()
         if self._states is not None:
             shared[id(self._states)] = states
-        return TransformersModel(copy.deepcopy(self._module, shared), self._spec, context, states)
+        twin = TransformersModel(copy.deepcopy(self._module, shared), self._spec, context, states)
+        twin.reference = self.reference
+        return twin
+
+    def check(self) -> CheckResult:
+        """Run over small pools of its own, as when it was proved, and compare. Leaves those bound."""
+        assert self.reference is not None, "it was proved"
+        return run_self_check(self, self.reference)
 
 
 def load_transformers(

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from core.config import ModelConfig
 from core.models.base import Progress
 from core.models.config import CheckpointConfig
 from core.models.hf.backend import TransformersModel, load_transformers
-from core.models.hf.self_check import CheckResult, Reference, run_self_check
+from core.models.hf.products import Products
+from core.models.hf.self_check import CheckResult
 from core.models.mapped import own
 from core.models.products.extension import is_built, load_extension
 from core.models.products.packing import DTYPES, Forward, matrices_of, put_in_place
@@ -41,7 +43,7 @@ def load_packed(
     return model
 
 
-def with_products(model: TransformersModel, config: ModelConfig, progress: Progress) -> None:
+def with_products(model: Proved, config: ModelConfig, progress: Progress) -> None:
     """Give `model` compiled products: now if they are compiled already or waited for, else beside serving."""
     if config.native == "off" or model.module.device.type != "cpu" or model.module.dtype not in DTYPES:
         return
@@ -60,13 +62,31 @@ def with_products(model: TransformersModel, config: ModelConfig, progress: Progr
         beside(products.prepare)
 
 
+class Proved(Protocol):
+    """A model around a module tree of transformers, which knows what it was proved by."""
+
+    products: Products | None
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The module tree."""
+        ...
+
+    def twin(self) -> Proved:
+        """The same over a copy of the tree that shares its tensors; it may run on a thread of its own."""
+        ...
+
+    def check(self) -> CheckResult:
+        """Run it as it was run when it was proved, and compare."""
+        ...
+
+
 class PackedProducts:
     """Those of one model. `prepare` runs on any thread, everything else on the forward thread."""
 
-    def __init__(self, model: TransformersModel, threads: int) -> None:
+    def __init__(self, model: Proved, threads: int) -> None:
         self._module = model.module
-        self._twin: TransformersModel | None = model.twin()
-        self._reference: Reference | None = model.reference
+        self._twin: Proved | None = model.twin()
         self._threads = threads
         self._torch_threads = threads
         self._crew: Any = None
@@ -96,9 +116,9 @@ class PackedProducts:
     def prepare(self) -> None:
         """Compile or load the code, pack the matrices, check the logits. Logs the outcome and never raises."""
         began = time.monotonic()
-        assert self._twin is not None and self._reference is not None, "prepared once"
+        assert self._twin is not None, "prepared once"
         try:
-            forwards, result = self._packed(load_extension(), self._twin, self._reference)
+            forwards, result = self._packed(load_extension(), self._twin)
         except ExtensionUnavailable as reason:
             logger.warning("no compiled products, torch goes on: %s", reason)
         except BaseException:  # a thread of its own: nothing above it would tell of a panic
@@ -109,21 +129,19 @@ class PackedProducts:
                 self.packed, self._ready = len(forwards), forwards
             else:
                 logger.warning("no compiled products, torch goes on: logits differ by %.2g", result.error)
-        self._twin = self._reference = None
+        self._twin = None
 
-    def _packed(
-        self, extension: Any, twin: TransformersModel, reference: Reference
-    ) -> tuple[dict[str, Forward], CheckResult]:
+    def _packed(self, extension: Any, twin: Proved) -> tuple[dict[str, Forward], CheckResult]:
         found = matrices_of(twin.module)
         owners = {
             name: (each.module, tuple(getattr(each.module, part) for part in each.names))
             for name, each in found.items()
         }
-        alone = alone_with_weights(owners, lambda: run_self_check(twin, reference))
+        alone = alone_with_weights(owners, twin.check)
         self._crew = extension.Crew(self._threads, False)
         forwards = {name: each.pack(extension, self._crew) for name, each in found.items() if name in alone}
         self._names = {name: found[name].names for name in forwards}
         put_in_place(twin.module, forwards, self._names)
-        result = run_self_check(twin, reference)
+        result = twin.check()
         self._crew.rest()
         return forwards, result
