@@ -101,8 +101,7 @@ def build_pools(
     # Whole pages are written into the table, so its width is a whole number of pages too.
     width = allocator.pages_for(context) * memory.page_size
     requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
-    # Outputs of an encoder-decoder depend on the encoder's input too, so no prefix is kept by its tokens alone.
-    # What a token of an encoder becomes depends on those behind it.
+    # What an encoder reads depends on tokens beside the prefix, and so do outputs of an encoder-decoder.
     kept = "none" if spec.encoder or spec.whole_prompts else memory.prefix_cache
     cache = build_prefix_cache(kept, memory.page_size, adapters.table.tenant)
     followers: list[Companion] = []

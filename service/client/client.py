@@ -218,19 +218,19 @@ class SlipstreamClient:
         self,
         /,
         *inputs: str | Sequence[int],
-        pooling: str = "last",
+        pooling: str | None = None,
         normalize: bool = True,
         timeout: float | None = None,
         **fields: Any,
     ) -> list[Vector]:
         """The vector of each input, a text or its token ids, in their order. Raises CallFailed.
 
-        `pooling` is "last", "mean" or "cls". `fields` are further fields of EmbedRequest. `timeout` is the call's
-        deadline in seconds. Cancelling the task cancels the call.
+        `pooling` is "last", "mean" or "cls"; None is the served model's own. `fields` are further fields of
+        EmbedRequest. `timeout` is the call's deadline in seconds. Cancelling the task cancels the call.
         """
         request = pb.EmbedRequest(
             inputs=[embed_input(each) for each in inputs],
-            pooling=f"POOLING_{pooling.upper()}",
+            pooling=f"POOLING_{pooling.upper()}" if pooling else None,
             normalize=normalize,
             **fields,
         )

@@ -19,8 +19,7 @@ from service.wire.packed import LENGTH, tag, varint
 
 Fields = dict[str, Any]
 
-_POOLINGS = {
-    pb.POOLING_UNSPECIFIED: Pooling.LAST,
+POOLINGS = {
     pb.POOLING_LAST: Pooling.LAST,
     pb.POOLING_MEAN: Pooling.MEAN,
     pb.POOLING_CLS: Pooling.CLS,
@@ -37,7 +36,7 @@ def embed_request(message: pb.EmbedRequest, info: ModelInfo, max_queued: int, de
     """
     refuse_oversized_embed(message, info, max_queued)
     violations = [*id_violations(message), *input_violations(message.inputs), *queue_timeout_violations(message)]
-    pooling = _POOLINGS.get(message.pooling)
+    pooling = info.pooling if message.pooling == pb.POOLING_UNSPECIFIED else POOLINGS.get(message.pooling)
     if pooling is None:
         violations.append(FieldViolation("pooling", "is not a pooling that this server knows"))
     if violations or pooling is None:

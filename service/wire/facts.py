@@ -13,6 +13,7 @@ from core.types.stats import EngineStats
 from service.config.server_config import ServerConfig
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.wire.control import ACTIVITIES
+from service.wire.embed import POOLINGS
 from service.wire.generate import duration
 
 _STATES = {
@@ -28,6 +29,8 @@ _ACTIVATIONS = {
     Activation.SIGMOID: pb.ACTIVATION_SIGMOID,
     Activation.NONE: pb.ACTIVATION_NONE,
 }
+
+_DEFAULTS = {pooling: number for number, pooling in POOLINGS.items()}
 
 
 def sampling_message(params: SamplingParams) -> pb.SamplingParams:
@@ -53,6 +56,7 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
         embedding_dimension=info.embedding_dimension or None,
         grammar_backend=info.grammar_backend,
         no_generation=not info.generates,
+        default_pooling=_DEFAULTS[info.pooling] if info.embedding_dimension else None,
         **_label_facts(info),
     )
 

@@ -28,9 +28,8 @@ POOLINGS = ("last", "mean", "cls")
 @click.option(
     "--pooling",
     type=click.Choice(POOLINGS),
-    default="last",
-    show_default=True,
-    help="Which hidden states make the vector: the last token's, the mean of all, or the first token's.",
+    help="Which hidden states make the vector: the last token's, the mean of all, or the first token's.  [default: as "
+    "the model was trained]",
 )
 @click.option(
     "--normalize/--no-normalize",
@@ -46,7 +45,7 @@ def embed(
     server: str | None,
     wait: float,
     adapter: str | None,
-    pooling: str,
+    pooling: str | None,
     normalize: bool,
     dimensions: int | None,
     whole: bool,
@@ -90,7 +89,8 @@ async def _local(config: ServerConfig, texts: tuple[str, ...], asked: dict[str, 
     from service.cli.commands.local import local_engine
 
     async with local_engine(config) as engine:
-        request = EmbedRequest(texts, "terminal", **{**asked, "pooling": Pooling(asked["pooling"])})
+        pooling = Pooling(asked["pooling"]) if asked["pooling"] else engine.model_info.pooling
+        request = EmbedRequest(texts, "terminal", **{**asked, "pooling": pooling})
         async with aclosing(await engine.embed(request)) as call:
             result = await call.result()
     return [

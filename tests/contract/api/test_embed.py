@@ -311,7 +311,11 @@ def test_the_command_runs_an_engine_of_its_own(checkpoint: object, monkeypatch: 
 
 def test_the_command_teaches() -> None:
     shown = CliRunner().invoke(cli, ["embed", "--help"]).output
-    assert 'slipstream embed "' in shown and "--pooling [last|mean|cls]" in shown and "[default: last]" in shown
+    assert (
+        'slipstream embed "' in shown
+        and "--pooling [last|mean|cls]" in shown
+        and "[default: as the model was trained]" in " ".join(shown.split())
+    )
     assert "--page-size" in shown and "--port" not in shown and "--seed" not in shown
     assert "\n  embed " in CliRunner().invoke(cli, ["--help"]).output
 
