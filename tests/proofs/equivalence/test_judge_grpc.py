@@ -17,6 +17,7 @@ from tests.chaos.process import ServerProcess
 from tests.proofs.equivalence.oracle import make_prompts
 from tests.proofs.equivalence.test_embed_grpc import serving
 from tests.proofs.equivalence.test_label_tokens import next_by_hand
+from tests.support.encoders import LONGEST, make_encoder, pairs_by_hand
 from tests.support.judges import change_config, judged_by_hand, make_judge
 
 LABELS = ("bad", "fine", "good")
@@ -77,6 +78,25 @@ async def test_documents_are_ranked_as_transformers_ranks_them(reranker: Path) -
     close([each.score for each in raw], numbers)
     close([each.score for each in found], Activation.SIGMOID(numbers))
     assert [each.index for each in best] == order[:3]
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+async def test_a_cross_encoder_scores_and_embeds_and_writes_nothing(kind: str, tmp_path: Path) -> None:
+    directory = make_encoder(kind, tmp_path, "ForSequenceClassification", id2label={0: "relevance"})
+    numbers = np.concatenate(pairs_by_hand(directory, [(QUERY, each) for each in DOCUMENTS]))
+    async with serving(directory) as (_, client):
+        raw, found, vectors = await asyncio.gather(
+            client.score(QUERY, DOCUMENTS, raw_scores=True),
+            client.score(QUERY, DOCUMENTS, top_n=1),
+            client.embed(QUERY, *DOCUMENTS, pooling="cls"),
+        )
+        info = await client.model_info()
+        with pytest.raises(CallFailed, match="puts out no text; use Embed or Classify or Score"):
+            await client.complete(QUERY)
+        await refused(client.score(QUERY, ["a", "b " * LONGEST]), ["documents[1]"])
+    close([each.score for each in raw], numbers)
+    assert found[0].index == int(np.argmax(numbers))
+    assert len({len(each.values) for each in vectors}) == 1 and info.no_generation
 
 
 async def test_tokens_of_a_causal_reranker_score_documents_and_it_still_generates(

@@ -87,6 +87,10 @@ def leaves(config: Any, at: str = "") -> dict[str, Any]:
     return found
 
 
+OTHERS = {"speculative": "ngram", "pair_template": "{query} {document}"}
+"""Of settings whose texts have a form."""
+
+
 def another(setting: Setting) -> Any:
     """A value that is not the default."""
     if setting.choices:
@@ -95,8 +99,8 @@ def another(setting: Setting) -> Any:
         return (("a", "/a"),)
     if setting.kind is bool:
         return not setting.default
-    if setting.name == "speculative":
-        return "ngram"
+    if setting.name in OTHERS:
+        return OTHERS[setting.name]
     return "other" if setting.kind is str else setting.kind((setting.default or 1) + 100)
 
 
