@@ -15,6 +15,7 @@ from pathlib import Path
 from core import errors as core_errors
 from core.errors import Overloaded, SlipstreamError, StartupError
 from core.models.native.families import FAMILIES
+from core.models.registry import GROUPED_ENCODERS, PACKED_ENCODERS
 from docs import api_page
 from service import errors as service_errors
 from service.config.server_config import ServerConfig
@@ -60,7 +61,16 @@ def tried() -> dict[str, dict[str, list[str]]]:
 
 def native_types() -> str:
     """Model types that compiled code computes on the CPU."""
-    return textwrap.fill(", ".join(f"`{name}`" for name in sorted(FAMILIES)), 110) + "\n"
+    return _listed(FAMILIES)
+
+
+def encoder_types() -> str:
+    """Encoders whose texts are packed, and those whose texts are grouped by length."""
+    return f"Packed:\n{_listed(PACKED_ENCODERS)}\nGrouped:\n{_listed(GROUPED_ENCODERS)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return textwrap.fill(", ".join(f"`{name}`" for name in sorted(names)), 110, break_on_hyphens=False) + "\n"
 
 
 def support_table() -> str:
@@ -133,6 +143,7 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 MADE: dict[str, Callable[[], str]] = {
     "api": api_page.text,
+    "encoders": encoder_types,
     "errors": errors_table,
     "metrics": metrics_table,
     "native": native_types,

@@ -17,14 +17,16 @@ from core.device.bandwidth import read_bandwidth
 from core.device.streams import DeviceStreams, resolve_device
 from core.engine.build_pools import build_pools
 from core.engine.determinism import prove_deterministic, settled
+from core.engine.labelling import labelling_of
 from core.engine.math_threads import use_threads
 from core.errors import ModelLoadError
 from core.machine import available_memory
 from core.memory.kv_formats import KV_FORMATS
 from core.memory.kv_pool import KVPool
 from core.memory.recurrent.state_pool import MambaPool
-from core.models.loader import check_checkpoint, load_model, served_by
+from core.models.loader import check_checkpoint, load_head, load_model, served_by
 from core.models.weights import check_weight_files
+from core.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]
 
@@ -60,6 +62,10 @@ class ModelReport:
     """Tokens that the KV pool holds, all requests together."""
     bandwidth: float
     """Bytes per second that this device reads."""
+    labels: tuple[str, ...] = ()
+    """Of the checkpoint's classification head, or tokens named as labels."""
+    generates: bool = True
+    """Whether it puts out text; what does not reads each text in one step, or few."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -88,6 +94,8 @@ def report(config: EngineConfig, progress: Progress | None = None) -> ModelRepor
             attention = build_attention(config.executor.attention_backend, device, invariant=True)
             prove_deterministic(config, model, attention, device)
     pools, spec = build_pools(config, model, DeviceStreams(device)), model.spec
+    head = load_head(config.model, model, device)
+    labelling = labelling_of(config.model, spec, Tokenizer.load(config.model.path), head)
     return ModelReport(
         name=config.model.served_name or spec.name,
         architecture=spec.architecture,
@@ -105,6 +113,8 @@ def report(config: EngineConfig, progress: Progress | None = None) -> ModelRepor
         state_bytes=MambaPool.bytes_per_slot(spec.state_layers),
         tokens=pools.kv.num_slots - config.memory.page_size,
         bandwidth=read_bandwidth(device),
+        labels=() if labelling is None else labelling.labels.names,
+        generates=not spec.whole_prompts and head is None,
     )
 
 

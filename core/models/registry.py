@@ -35,12 +35,17 @@ ENCODER_DECODER_TYPES = ("bart", "mbart", "t5", "mt5", "pegasus", "marian", "plb
 """Encoder-decoders whose attention the packed decoder knows; `docs/reference/models.md` says how each was checked."""
 
 
-ENCODER_TYPES = (
-    *("bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "electra", "albert", "mpnet"),
-    *("deberta", "deberta-v2", "data2vec-text", "ernie", "roberta-prelayernorm", "xlm-roberta-xl", "nomic_bert", "gte"),
-    *("jina_embeddings_v3", "eurobert", "megatron-bert", "ibert", "rembert", "convbert", "mobilebert", "roformer"),
+PACKED_ENCODERS = (
+    *("albert", "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "eurobert", "gte"),
+    *("jina_embeddings_v3", "modernbert", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta"),
+    *("xlm-roberta-xl",),
 )
-"""Encoders without a decoder, which embed and judge; as above."""
+"""Encoders without a decoder, which embed and judge, whose texts can be packed; as above."""
+GROUPED_ENCODERS = (
+    *("convbert", "deberta", "deberta-v2", "ibert", "megatron-bert", "mobilebert", "mpnet", "rembert", "roformer"),
+)
+"""Those of which only texts of one length are computed together."""
+ENCODER_TYPES = (*PACKED_ENCODERS, *GROUPED_ENCODERS)
 
 
 def family_of(model_type: str, *, encoder_decoder: bool = False, encoder: bool = False) -> str:

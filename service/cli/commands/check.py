@@ -76,21 +76,29 @@ def _lines(found: ModelReport) -> list[tuple[str, str]]:
     weights = f"{shown(found.weight_bytes)} in {found.quantization or found.dtype}"
     if found.read_bytes < 0.95 * found.weight_bytes:
         weights += f", of which a token reads {shown(found.read_bytes)}"
-    held = f"{found.tokens:,} tokens" + (f" ({found.tokens / found.context_length:.1f} whole contexts)")
     lines = [
         ("model", f"{found.name} ({found.architecture})"),
         ("served by", f"{found.served_by}, on {found.device}"),
         ("weights", weights),
         ("context", f"{found.context_length:,} tokens"),
-        ("cache per token", shown(found.kv_bytes_per_token)),
     ]
+    if found.labels:
+        lines.append(("labels", ", ".join(found.labels)))
+    if not found.generates:
+        lines.append(("puts out", "no text: it embeds" + (", and judges texts and pairs" if found.labels else "")))
+    if found.kv_bytes_per_token or found.state_bytes:
+        lines += _held(found)
+    return [*lines, *(("remark", each) for each in found.remarks)]
+
+
+def _held(found: ModelReport) -> list[tuple[str, str]]:
+    """What requests hold, and how fast one of them can go on."""
+    held = f"{found.tokens:,} tokens" + (f" ({found.tokens / found.context_length:.1f} whole contexts)")
+    lines = [("cache per token", shown(found.kv_bytes_per_token))]
     if found.state_bytes:
         lines.append(("states per request", shown(found.state_bytes)))
-    lines += [
-        ("cache here", held),
-        (
-            "tokens per second",
-            f"at most {found.tokens_per_second:,.0f} for one request: {shown(found.bandwidth)}/s are read",
-        ),
-    ]
-    return [*lines, *(("remark", each) for each in found.remarks)]
+    lines.append(("cache here", held))
+    if found.generates:
+        most = f"at most {found.tokens_per_second:,.0f} for one request: {shown(found.bandwidth)}/s are read"
+        lines.append(("tokens per second", most))
+    return lines

@@ -20,7 +20,7 @@ from core.models.encoder_only.encoder_head import EncoderHead
 from core.models.encoder_only.ways import GroupedTexts, PackedTexts
 from core.models.loader import check_checkpoint, load_model
 from core.models.pooling_modules import read_pooling
-from core.models.registry import ENCODER_TYPES
+from core.models.registry import ENCODER_TYPES, GROUPED_ENCODERS
 from core.types.control import WeightSource
 from core.types.io import EMBEDDINGS, GenerateRequest, Pooling, TextPair
 from tests.proofs.equivalence.oracle import make_prompts
@@ -55,7 +55,7 @@ def test_every_type_is_proved_and_its_window_is_that_of_its_configuration(
     directory = make_encoder(kind, tmp_path, suffix, **({"id2label": LABELS} if suffix else {}))
     model = loaded(directory)
     assert model.spec.context_length == LONGEST
-    assert isinstance(model.way, PackedTexts) == (kind not in {*GROUPED, *OTHERS_IN_GROUPS}), kind
+    assert isinstance(model.way, PackedTexts) == (kind not in GROUPED_ENCODERS), kind
     prompts = make_prompts(9, LONGEST, seed=7)
     ids = torch.cat([torch.tensor(each) for each in prompts])
     with torch.inference_mode():
@@ -70,9 +70,6 @@ def test_every_type_is_proved_and_its_window_is_that_of_its_configuration(
         found = np.stack([hidden[start:end].mean(0).numpy() for start, end in zip(starts, ends, strict=True)])
         expected = np.stack([each[Pooling.MEAN] for each in encoded_by_hand(directory, prompts)])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
-
-
-OTHERS_IN_GROUPS = ("deberta", "megatron-bert", "ibert", "rembert", "mobilebert", "roformer")
 
 
 @pytest.mark.parametrize("native", ["off", "wait"])

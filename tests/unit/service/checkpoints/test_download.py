@@ -33,6 +33,11 @@ def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         "org/name", checkpoint, README__md=b"# read me", pytorch_model__bin=b"pickle", modeling__py=b"code"
     )
     hub.files |= {"original/consolidated.safetensors": b"again", "consolidated.safetensors": b"again"}
+    hub.files |= {
+        "1_Pooling/model.safetensors": b"a layer",
+        "2_Dense/config.json": b"{}",
+        "onnx/1/tokenizer.json": b"{}",
+    }
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
@@ -70,6 +75,15 @@ def test_weights_configurations_and_the_tokenizer_come(hub: FakeHub, checkpoint:
     assert {stage for stage, _ in told} == {f"downloading org/name ({shown(size)})"}
     parts = [fraction for _, fraction in told]
     assert parts == sorted(parts) and parts[0] == 0.0 and parts[-1] == 1.0
+
+
+def test_how_vectors_are_pooled_comes_out_of_its_folder(hub: FakeHub) -> None:
+    told = {"modules.json": b"[]", "1_Pooling/config.json": b'{"pooling_mode": "cls"}'}
+    hub.files |= told
+    found = download(NAME, None)
+    assert {name: (found / name).read_bytes() for name in told} == told
+    assert sorted(path.name for path in found.iterdir() if path.is_dir()) == ["1_Pooling"]
+    assert [path.name for path in (found / "1_Pooling").iterdir()] == ["config.json"]
 
 
 def test_every_kind_of_file_that_a_loader_reads_comes(hub: FakeHub) -> None:

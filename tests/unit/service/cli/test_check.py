@@ -11,6 +11,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from service.cli.cli import cli
+from tests.support.encoders import make_encoder
+from tests.support.judges import make_judge
 
 
 def test_it_says_what_serving_would_be() -> None:
@@ -53,3 +55,13 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
         "HF_HUB_OFFLINE=0 lets the server fetch them\n"
     )
     assert (done.returncode, done.stderr) == (3, told)
+
+
+def test_what_puts_out_no_text_has_labels_and_no_figures_of_a_cache(tmp_path: Path) -> None:
+    directory = make_encoder("bert", tmp_path, "ForSequenceClassification", id2label={0: "spam", 1: "ham"})
+    shown = CliRunner().invoke(cli, ["check", str(directory), "--native", "off"]).stdout
+    assert "labels                 spam, ham\n" in shown and "no text: it embeds, and judges texts and pairs" in shown
+    assert "cache" not in shown and "tokens per second" not in shown
+    judge = make_judge("llama", tmp_path / "judge", ("spam", "ham"))
+    shown = CliRunner().invoke(cli, ["check", str(judge), "--native", "off"]).stdout
+    assert "labels                 spam, ham\n" in shown and "cache here" in shown and "tokens per" not in shown
