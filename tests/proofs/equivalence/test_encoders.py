@@ -284,9 +284,8 @@ async def test_what_is_too_long_is_cut_as_transformers_cuts_it(tmp_path: Path) -
         found = await judge(made, *(TextPair(*each) for each in pairs), truncate=True)
         agree(found, pairs_by_hand(directory, pairs, truncation="only_second", max_length=LONGEST))
         assert [each.prompt_tokens for each in found.embeddings] == [LONGEST, LONGEST, 5, LONGEST]
-        texts = await embed(
-            made, "t" * 500, "[SEP] s", tuple(5 + n % 9 for n in range(400)), "t" * 90_000, truncate=True
-        )
+        inputs = "t" * 500, "[SEP] s", tuple(5 + n % 9 for n in range(400)), "t" * 90_000
+        texts = await embed(made, *inputs, truncate=True)
         assert [each.prompt_tokens for each in texts.embeddings] == [LONGEST, 5, LONGEST, LONGEST]
         ids = encoder_tokenizer()("t" * 500, truncation=True, max_length=LONGEST)["input_ids"]
         (want,) = (await embed(made, tuple(ids))).embeddings
