@@ -108,24 +108,35 @@ class EmbeddingInputs:
     async def _ids(self, given: Input, request: EmbedRequest) -> Ints:
         """Ids of one input, int64[n] with n >= 1. Raises InvalidRequest naming `text`, `token_ids.ids` or `pair`."""
         if isinstance(given, TextPair):
-            field, prompt = "pair", await self._pair_ids(given, request.tenant)
+            field, prompt = "pair", await self._pair_ids(given, request)
         else:
-            text, listed = (given, None) if isinstance(given, str) else (None, given)
-            field = "text" if listed is None else "token_ids.ids"
-            prompt = await self._inputs.prompt_ids(GenerateRequest(text=text, token_ids=listed, tenant=request.tenant))
+            field = "text" if isinstance(given, str) else "token_ids.ids"
+            prompt = await self._text_ids(given, request)
         if request.pooling is Pooling.LABELS:
             prompt = self._without_padding(prompt)
         if not self._memory.fits_alone(len(prompt)):
             raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold")
         return prompt
 
-    async def _pair_ids(self, pair: TextPair, caller: str) -> Ints:
+    async def _text_ids(self, given: str | tuple[int, ...], request: EmbedRequest) -> Ints:
+        caller = request.tenant
+        if isinstance(given, str):
+            if request.truncate:
+                return await self._inputs.cut_ids(given, caller=caller)
+            return await self._inputs.prompt_ids(GenerateRequest(text=given, tenant=caller))
+        listed = given[: self._inputs.max_input] if request.truncate else given
+        return await self._inputs.prompt_ids(GenerateRequest(token_ids=listed, tenant=caller))
+
+    async def _pair_ids(self, pair: TextPair, request: EmbedRequest) -> Ints:
         assert self.labelling is not None, "refuse_unservable() comes first"
+        caller = request.tenant
         try:
-            if self.labelling.template:
-                text = self.labelling.filled(pair)
-                return await self._inputs.prompt_ids(GenerateRequest(text=text, tenant=caller))
-            return await self._inputs.pair_ids(pair, self._token_types, caller)
+            if not self.labelling.template:
+                return await self._inputs.pair_ids(pair, self._token_types, caller, cut=request.truncate)
+            text, part = self.labelling.filled(pair)
+            if request.truncate:
+                return await self._inputs.cut_ids(text, part, caller)
+            return await self._inputs.prompt_ids(GenerateRequest(text=text, tenant=caller))
         except InvalidRequest as refused:
             raise InvalidRequest([FieldViolation("pair", v.description) for v in refused.violations]) from None
 

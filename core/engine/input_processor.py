@@ -76,6 +76,11 @@ class InputProcessor:
         if violations:
             raise InvalidRequest(violations)
 
+    @property
+    def max_input(self) -> int:
+        """Tokens of the longest prompt."""
+        return self._max_input
+
     async def prompt_ids(self, request: GenerateRequest) -> Ints:
         """Ids of the prompt, int64[n] with n >= 1, made off the loop.
 
@@ -103,18 +108,34 @@ class InputProcessor:
             raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold for the encoder")
         return prompt
 
-    async def pair_ids(self, pair: TextPair, types: int, caller: str = "") -> Ints:
+    async def cut_ids(self, text: str, part: tuple[int, int] | None = None, caller: str = "") -> Ints:
+        """As `prompt_ids` of a text, but without what is too long at the end of it, or of characters `part`."""
+        if part is None:
+            text = text[: self._most_chars]
+        self._refuse_long(len(text) if part is None else len(text) - (part[1] - part[0]), "text")
+        encode, long = self.tokenizer.encode_within, len(text) > LONG_CHARS
+        with self.failures.told():
+            ids = await self._workers.run(encode, text, self._max_input, part, caller=caller, long=long)
+        prompt = np.asarray(ids, np.int64)
+        self._refuse_unservable("text", prompt)
+        return prompt
+
+    async def pair_ids(self, pair: TextPair, types: int, caller: str = "", *, cut: bool = False) -> Ints:
         """Ids of the two texts as the tokenizer joins them, int64[n] with n >= 1, made off the loop.
 
-        `types`: of tokens that the model tells apart. Those of type t are told as id + t * vocabulary. Raises as
-        `prompt_ids`, naming `pair`.
+        `types`: of tokens that the model tells apart. Those of type t are told as id + t * vocabulary. `cut`: the
+        second text loses what is too long. Raises as `prompt_ids`, naming `pair`.
         """
+        if cut:
+            self._refuse_long(len(pair.first), "pair")
+            pair = TextPair(pair.first, pair.second[: self._most_chars])
         chars = len(pair.first) + len(pair.second)
-        self._refuse_long(chars, "pair")
-        encode = self.tokenizer.encode_pair
+        if not cut:
+            self._refuse_long(chars, "pair")
+        encode, limit = self.tokenizer.encode_pair, self._max_input if cut else None
         with self.failures.told():
             ids, kinds = await self._workers.run(
-                encode, pair.first, pair.second, caller=caller, long=chars > LONG_CHARS
+                encode, pair.first, pair.second, limit, caller=caller, long=chars > LONG_CHARS
             )
         prompt = np.asarray(ids, np.int64)
         self._refuse_unservable("pair", prompt)
@@ -253,10 +274,13 @@ class InputProcessor:
             violations.append(FieldViolation("sampling_params.max_tokens", "more than the server can hold"))
         return asked
 
+    @property
+    def _most_chars(self) -> int:
+        return (self._max_input + 1) * CHARS_PER_TOKEN
+
     def _refuse_long(self, chars: int, field: str) -> None:
-        limit = (self._max_input + 1) * CHARS_PER_TOKEN
-        if chars > limit:
-            raise InvalidRequest.of(field, f"must have at most {limit} characters")
+        if chars > self._most_chars:
+            raise InvalidRequest.of(field, f"must have at most {self._most_chars} characters")
 
     async def _encode(self, text: str, add_special_tokens: bool, caller: str) -> list[int]:
         long = len(text) > LONG_CHARS

@@ -36,11 +36,15 @@ class Labelling:
     pad_token_id: int | None = None
     """Left out at the end of an input, as transformers does it, whose head reads the last other token."""
 
-    def filled(self, pair: TextPair) -> str:
-        """The text that stands for `pair`. What looks like a place in one of its texts stays as it is."""
+    def filled(self, pair: TextPair) -> tuple[str, tuple[int, int]]:
+        """(the text that stands for `pair`, from and to which character its second text is there).
+
+        What looks like a place in one of its texts stays as it is.
+        """
         before, _, rest = self.template.partition(QUERY)
         between, _, after = rest.partition(DOCUMENT)
-        return f"{before}{pair.first}{between}{pair.second}{after}"
+        start = f"{before}{pair.first}{between}"
+        return f"{start}{pair.second}{after}", (len(start), len(start) + len(pair.second))
 
 
 def labelling_of(

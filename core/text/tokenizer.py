@@ -96,20 +96,46 @@ class Tokenizer:
             return ids[1:] if doubled else ids
         return ids
 
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+    def encode_within(self, text: str, limit: int, part: tuple[int, int] | None = None) -> list[int]:
+        """As `encode` with special tokens, but without the last tokens of `text` beyond `limit` ids.
+
+        `part`: characters from and to which tokens may be left out; None for all of them. Special tokens that the
+        tokenizer adds stay. Raises InvalidRequest, field `text`, also where too few tokens may be left out.
+        """
+        ids = self.encode(text, add_special_tokens=True)
+        if len(ids) <= limit:
+            return ids
+        if self.backend is None:
+            if part is not None:
+                raise InvalidRequest.of("text", "this model's tokenizer cannot say which tokens may be cut")
+            with self._lock:
+                cut: list[int] = self._hf(text, truncation=True, max_length=limit)["input_ids"]
+            return cut
+        (encoding,) = self.backend.encode_batch([text], add_special_tokens=True)
+        kept = _places_within(encoding, len(ids) - limit, 0, part or (0, len(text)), "text")
+        # A second BOS that `encode` leaves out stands in front of everything.
+        return [encoding.ids[place] for place in kept[len(encoding.ids) - len(ids) :]]
+
+    def encode_pair(self, first: str, second: str, limit: int | None = None) -> tuple[list[int], list[int]]:
         """(ids of two texts as the checkpoint joins them, number of the text that each belongs to).
 
-        Special tokens are the tokenizer's own and those written out. Raises InvalidRequest, field `pair`, for lone
-        surrogates.
+        Special tokens are the tokenizer's own and those written out. Beyond `limit` ids the last tokens of `second` are
+        left out. Raises InvalidRequest, field `pair`, for lone surrogates, and where leaving out `second` is too
+        little.
         """
         _refuse_surrogates(first + second, "pair")
         if self.backend is not None:
             (encoding,) = self.backend.encode_batch_fast([(first, second)], add_special_tokens=True)
-            return encoding.ids, encoding.type_ids
+            ids, types = encoding.ids, encoding.type_ids
+            if limit is None or len(ids) <= limit:
+                return ids, types
+            kept = _places_within(encoding, len(ids) - limit, 1, None, "pair")
+            return [ids[place] for place in kept], [types[place] for place in kept]
+        cut: dict[str, Any] = {} if limit is None else {"truncation": "only_second", "max_length": limit}
         with self._lock:
-            found = self._hf(first, second, return_token_type_ids=True)
-        ids: list[int] = found["input_ids"]
-        return ids, found.get("token_type_ids") or [0] * len(ids)
+            found = self._hf(first, second, return_token_type_ids=True, **cut)
+        given: list[int] = found["input_ids"]
+        return given, found.get("token_type_ids") or [0] * len(given)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of `ids`, bytes that are no UTF-8 as U+FFFD. Ids outside the vocabulary add nothing.
@@ -171,6 +197,23 @@ def _chat_renderer(hf: Any) -> ChatRenderer | None:
     except ValueError:  # several, none of them the default
         return None
     return ChatRenderer(template, hf.special_tokens_map, MAX_CHAT_CHARS)
+
+
+def _places_within(
+    encoding: tokenizers.Encoding, surplus: int, sequence: int, part: tuple[int, int] | None, field: str
+) -> list[int]:
+    """Places in `encoding` without the last `surplus` tokens of its text number `sequence`.
+
+    `part`: characters between which they must be. Raises InvalidRequest where there are fewer.
+    """
+    places = [place for place, number in enumerate(encoding.sequence_ids) if number == sequence]
+    if part is not None:
+        offsets = encoding.offsets
+        places = [place for place in places if part[0] <= offsets[place][0] and offsets[place][1] <= part[1]]
+    if len(places) < surplus:
+        raise InvalidRequest.of(field, f"is {surplus - len(places)} tokens too long without what may be cut")
+    left_out = set(places[len(places) - surplus :])
+    return [place for place in range(len(encoding.ids)) if place not in left_out]
 
 
 def _special_ids(hf: Any, backend: tokenizers.Tokenizer | None) -> frozenset[int]:

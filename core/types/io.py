@@ -103,6 +103,8 @@ class EmbedRequest:
     pooling: Pooling = Pooling.LAST
     normalize: bool = True
     dimensions: int | None = None
+    truncate: bool = False
+    """Whether an input that is too long loses its end, of a pair that of the second text, instead of being refused."""
     priority: int = 0
     queue_timeout: float | None = None
     deadline: float | None = None

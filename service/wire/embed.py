@@ -59,6 +59,7 @@ def shared_fields(message: pb.EmbedRequest | pb.ClassifyRequest | pb.ScoreReques
         "deadline": deadline,
         "cache_salt": message.cache_salt,
         "adapter": message.adapter,
+        "truncate": message.truncate,
     }
 
 

@@ -76,7 +76,7 @@ def refuse_oversized_embed(message: pb.EmbedRequest, info: ModelInfo, max_queued
     if count * dimension > MAX_EMBED_NUMBERS:
         fit = MAX_EMBED_NUMBERS // dimension
         raise InvalidRequest.of("inputs", f"at most {fit} vectors of {dimension} numbers fit one response")
-    _refuse_many_ids(message.inputs, info)
+    _refuse_many_ids(message.inputs, info, message.truncate)
 
 
 def refuse_oversized_classify(message: pb.ClassifyRequest, info: ModelInfo, labels: Labels, max_queued: int) -> None:
@@ -87,7 +87,7 @@ def refuse_oversized_classify(message: pb.ClassifyRequest, info: ModelInfo, labe
     if count * size > MAX_LABEL_BYTES:
         fit = MAX_LABEL_BYTES // size
         raise InvalidRequest.of("inputs", f"at most {fit} with {len(labels.names)} labels each fit one response")
-    _refuse_many_ids(message.inputs, info)
+    _refuse_many_ids(message.inputs, info, message.truncate)
 
 
 def refuse_oversized_score(message: pb.ScoreRequest, info: ModelInfo, max_queued: int) -> None:
@@ -109,14 +109,14 @@ def _refuse_many(field: str, count: int, max_queued: int) -> None:
         raise InvalidRequest.of(field, f"has {count} {field}, at most {limit} can be served in one call")
 
 
-def _refuse_many_ids(inputs: Sequence[pb.EmbedInput | pb.ClassifyInput], info: ModelInfo) -> None:
+def _refuse_many_ids(inputs: Sequence[pb.EmbedInput | pb.ClassifyInput], info: ModelInfo, truncate: bool) -> None:
     lengths = [len(each.token_ids.ids) if each.WhichOneof("input") == "token_ids" else 0 for each in inputs]
     violations = [
         FieldViolation(
             f"inputs[{index}].token_ids.ids", f"has {ids} tokens, at most {info.max_input_length} can be served"
         )
         for index, ids in enumerate(lengths)
-        if ids > info.max_input_length
+        if ids > info.max_input_length and not truncate
     ]
     most = max(MAX_EMBED_IDS, info.max_input_length)
     if not violations and sum(lengths) > most:

@@ -141,8 +141,8 @@ def encoded_by_hand(directory: Path, prompts: Sequence[tuple[int, ...]]) -> list
 
 
 @torch.no_grad()
-def pairs_by_hand(directory: Path, pairs: Sequence[tuple[str, str]]) -> list[np.ndarray]:
-    """float32[L] of each pair, as the tokenizer and the model of transformers judge it."""
+def pairs_by_hand(directory: Path, pairs: Sequence[tuple[str, str]], **options: Any) -> list[np.ndarray]:
+    """float32[L] of each pair, as the tokenizer, with `options`, and the model of transformers judge it."""
     model = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     takes = set(inspect.signature(model.forward).parameters)
@@ -150,6 +150,8 @@ def pairs_by_hand(directory: Path, pairs: Sequence[tuple[str, str]]) -> list[np.
         takes.discard("token_type_ids")
     found = []
     for pair in pairs:
-        given = {name: value for name, value in tokenizer(*pair, return_tensors="pt").items() if name in takes}
+        given = {
+            name: value for name, value in tokenizer(*pair, return_tensors="pt", **options).items() if name in takes
+        }
         found.append(model(**given).logits[0].numpy())
     return found

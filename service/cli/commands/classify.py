@@ -34,6 +34,7 @@ def classify(
     server: str | None,
     wait: float,
     adapter: str | None,
+    truncate: bool,
     raw_scores: bool,
     whole: bool,
     config_file: str | None,
@@ -54,21 +55,21 @@ def classify(
     inputs: tuple[Judged, ...] = (*lines_of(texts), *pairs)
     if not inputs:
         raise click.UsageError("give a TEXT or a --pair")
-    found = answer(_found(where, inputs, raw_scores))
+    found = answer(_found(where, inputs, {"raw_scores": raw_scores, "truncate": truncate}))
     if whole:
         click.echo(json.dumps({"results": [asdict(each) for each in found]}))
     else:
         click.echo("\n\n".join(_shown(each, given, len(inputs) > 1) for each, given in zip(found, inputs, strict=True)))
 
 
-async def _found(where: Where, inputs: tuple[Judged, ...], raw_scores: bool) -> list[Classification]:
+async def _found(where: Where, inputs: tuple[Judged, ...], asked: dict[str, Any]) -> list[Classification]:
     from service.client.judging import classifications, classify_request
     from service.wire import judge
 
     if where.server:
         adapter = where.adapter or ""
-        return await of_server(where, lambda client: client.classify(*inputs, raw_scores=raw_scores, adapter=adapter))
-    message = classify_request(inputs, raw_scores=raw_scores)
+        return await of_server(where, lambda client: client.classify(*inputs, adapter=adapter, **asked))
+    message = classify_request(inputs, **asked)
     return classifications(await of_engine(where, message, judge.classify_request, judge.classify_response))
 
 

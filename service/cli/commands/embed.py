@@ -12,6 +12,7 @@ import click
 from service.cli.cli_options import GroupedCommand, setting_options
 from service.cli.commands.asking import WITHOUT, Where, answer, lines_of, of_server
 from service.cli.commands.generate import ENGINE_GROUPS
+from service.cli.commands.judging import truncate_option
 from service.cli.commands.waiting import wait_option
 from service.cli.server_access import access_options, server_option
 from service.config.server_config import ServerConfig
@@ -37,6 +38,7 @@ POOLINGS = ("last", "mean", "cls")
     show_default=True,
     help="Scale to length 1, so a dot product is a cosine.",
 )
+@truncate_option
 @click.option("--dimensions", type=int, help="Keep only the first entries (Matryoshka).  [default: all]")
 @click.option("--json", "whole", is_flag=True, help="Print one object with the token counts instead.")
 @setting_options(ENGINE_GROUPS, without=WITHOUT)
@@ -47,6 +49,7 @@ def embed(
     adapter: str | None,
     pooling: str | None,
     normalize: bool,
+    truncate: bool,
     dimensions: int | None,
     whole: bool,
     config_file: str | None,
@@ -62,7 +65,7 @@ def embed(
     """
     where = Where.told(server, wait, adapter, config_file, options)
     given = lines_of(texts)
-    asked: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
+    asked: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "truncate": truncate}
     if dimensions is not None:
         asked["dimensions"] = dimensions
     _print(answer(_remote(where, given, asked) if server else _local(where.config(), given, asked)), whole)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+truncate_option = click.option(
+    "--truncate", is_flag=True, help="Leave out the end of a text that is too long, instead of refusing it."
+)
+
+
 def judging_options(command: Command) -> Command:
     """Add the options that both commands have."""
     for option in reversed(
@@ -29,6 +34,7 @@ def judging_options(command: Command) -> Command:
             wait_option,
             access_options,
             click.option("--adapter", metavar="NAME", help="With --server: use this LoRA adapter of the server."),
+            truncate_option,
             click.option("--raw-scores", is_flag=True, help="Print the model's numbers as they are, not as scores."),
             click.option("--json", "whole", is_flag=True, help="Print one object with the token counts instead."),
             setting_options(ENGINE_GROUPS, without=WITHOUT),

@@ -29,6 +29,7 @@ def score(
     server: str | None,
     wait: float,
     adapter: str | None,
+    truncate: bool,
     raw_scores: bool,
     whole: bool,
     config_file: str | None,
@@ -46,7 +47,7 @@ def score(
     """
     where = Where.told(server, wait, adapter, config_file, options)
     given = lines_of(documents)
-    found = answer(_found(where, query, given, {"top_n": top_n, "raw_scores": raw_scores}))
+    found = answer(_found(where, query, given, {"top_n": top_n, "raw_scores": raw_scores, "truncate": truncate}))
     if whole:
         click.echo(json.dumps({"results": [asdict(each) for each in found]}))
         return

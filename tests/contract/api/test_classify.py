@@ -211,3 +211,13 @@ async def test_what_is_no_input_is_refused_where_the_call_was_made(serve: Serve)
         with pytest.raises(TypeError, match="a pair has two texts, not 3"):
             await serving.client.classify(("a", "b", "c"))  # type: ignore[arg-type]
         assert serving.engine.embedded == []
+
+
+async def test_ids_that_may_be_cut_are_not_too_many(serve: Serve) -> None:
+    longest = info_with().max_input_length
+    async with serve(judge()) as serving:
+        (found,) = await serving.client.classify([5] * (longest + 7), truncate=True)
+        with pytest.raises(CallFailed):
+            await serving.client.classify([5] * (longest + 7))
+    (asked,) = serving.engine.embedded
+    assert asked.truncate and found.prompt_tokens == longest + 7

@@ -26,7 +26,7 @@ from core.types.io import EMBEDDINGS, GenerateRequest, Pooling, TextPair
 from tests.proofs.equivalence.oracle import make_prompts
 from tests.proofs.equivalence.test_embeddings import embed, engine, named
 from tests.proofs.equivalence.test_labels import agree, judge
-from tests.support.encoders import ENCODERS, LONGEST, encoded_by_hand, make_encoder, pairs_by_hand
+from tests.support.encoders import ENCODERS, LONGEST, encoded_by_hand, encoder_tokenizer, make_encoder, pairs_by_hand
 from tests.support.judges import change_config, judged_by_hand
 
 PACKED = ("bert", "roberta", "modernbert", "albert", "eurobert", "gemma3_text")
@@ -274,3 +274,25 @@ def test_a_pooling_outside_the_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": "../elsewhere"}]))
     with pytest.raises(ModelLoadError, match="leads out of the checkpoint"):
         read_pooling(tmp_path)
+
+
+async def test_what_is_too_long_is_cut_as_transformers_cuts_it(tmp_path: Path) -> None:
+    """The first text of a pair and the tokens around both stay."""
+    directory = make_encoder("bert", tmp_path, "ForSequenceClassification", id2label={0: "relevance"})
+    pairs = [("query", "d" * 300), ("q" * 100, "d" * 40), ("a", "b"), ("query", "d" * 40_000)]
+    async with engine(directory) as made:
+        found = await judge(made, *(TextPair(*each) for each in pairs), truncate=True)
+        agree(found, pairs_by_hand(directory, pairs, truncation="only_second", max_length=LONGEST))
+        assert [each.prompt_tokens for each in found.embeddings] == [LONGEST, LONGEST, 5, LONGEST]
+        inputs = "t" * 500, "[SEP] s", tuple(5 + n % 9 for n in range(400)), "t" * 90_000
+        texts = await embed(made, *inputs, truncate=True)
+        assert [each.prompt_tokens for each in texts.embeddings] == [LONGEST, 5, LONGEST, LONGEST]
+        ids = encoder_tokenizer()("t" * 500, truncation=True, max_length=LONGEST)["input_ids"]
+        (want,) = (await embed(made, tuple(ids))).embeddings
+        np.testing.assert_allclose(texts.embeddings[0].values, want.values, atol=1e-6)
+        with pytest.raises(InvalidRequest) as refused:
+            await judge(made, TextPair("q" * 200, "d"), truncate=True)
+        assert named(refused.value) == ["inputs[0].pair"] and "too long without what may be cut" in str(refused.value)
+        with pytest.raises(InvalidRequest) as refused:
+            await judge(made, TextPair("q", "d" * 300))
+        assert named(refused.value) == ["inputs[0].pair"]

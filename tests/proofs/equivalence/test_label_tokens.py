@@ -97,3 +97,23 @@ async def test_settings_that_cannot_work_are_refused(
 def test_templates_without_their_places_are_refused(template: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ModelConfig("somewhere", label_tokens="y,n", pair_template=template)
+
+
+async def test_of_a_template_the_document_alone_is_cut(checkpoint_of: Callable[[str], Path]) -> None:
+    """What the template says behind the document, which asks the question, stays."""
+    directory = checkpoint_of("llama")
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    document = " ".join("the quick brown fox" for _ in range(900))
+    whole = tokenizer(f"judge dog by {document}:")["input_ids"]
+    limit = 100 - 1
+    end = tokenizer(":")["input_ids"]
+    assert whole[-len(end) :] == end
+    expected = (*whole[: limit - len(end)], *end)
+    fields = {"label_tokens": "n,y", "pair_template": TEMPLATE, "context_length": 100}
+    async with engine(directory, model_fields=fields) as made:
+        found = await judge(made, TextPair("dog", document), truncate=True)
+        with pytest.raises(InvalidRequest) as refused:
+            await judge(made, TextPair("dog " * 100, "a"), truncate=True)
+        assert named(refused.value) == ["inputs[0].pair"]
+    assert found.embeddings[0].prompt_tokens == limit
+    agree(found, next_by_hand(directory, [expected], tokenizer.convert_tokens_to_ids(["n", "y"])))
