@@ -201,7 +201,7 @@ def test_a_head_that_is_missing_is_not_made_up(tmp_path: Path) -> None:
 def test_encoders_that_are_not_tried_are_refused_by_name(tmp_path: Path) -> None:
     directory = make_encoder("bert", tmp_path)
     change_config(directory, model_type="fnet")
-    with pytest.raises(ModelLoadError, match="it is an encoder, of which these are: bert, roberta"):
+    with pytest.raises(ModelLoadError, match="it is an encoder, of which these are: albert, bert"):
         check_checkpoint(directory)
 
 
