@@ -332,6 +332,8 @@ def embeddings() -> Iterator[Edge]:
         yield embed(f"pooling {pooling}", None if 0 <= pooling <= 3 else "pooling", pooling=pooling)
     for value in (False, True):
         yield embed(f"normalize={value}", normalize=value)
+        long = [pb.EmbedInput(text="z" * CONTEXT), pb.EmbedInput(token_ids=pb.TokenIds(ids=[5] * CONTEXT))]
+        yield embed(f"truncate={value}", None if value else "inputs[1].token_ids.ids", inputs=long, truncate=value)
     for dimensions in (*INT32, -1, 0, 1, HIDDEN - 1, HIDDEN, HIDDEN + 1):
         yield embed(
             f"dimensions={dimensions}", None if 1 <= dimensions <= HIDDEN else "dimensions", dimensions=dimensions

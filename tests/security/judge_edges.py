@@ -32,6 +32,7 @@ def judgements() -> Iterator[Edge]:
     """Both calls: their own fields, then those that they share with Generate."""
     yield from _inputs()
     yield from _pairs()
+    yield from _truncated()
     yield from _documents()
     yield from _shared(classify)
     yield from _shared(score)
@@ -53,15 +54,32 @@ def _inputs() -> Iterator[Edge]:
         yield classify(f"{length} characters", "inputs[0].text", inputs=[pb.ClassifyInput(text="z" * length)])
 
 
+def _truncated() -> Iterator[Edge]:
+    """A first text is not cut: nothing of a pair would be left to judge."""
+    for length in (CONTEXT, CONTEXT * 65, 1_000_000):
+        inputs = [pb.ClassifyInput(text="z" * length), pair_of("a", "z" * length)]
+        yield classify(f"texts of {length}, cut", inputs=inputs, truncate=True)
+        yield score(f"documents of {length}, cut", documents=["a", "z" * length], truncate=True)
+        yield classify(
+            f"a first text of {length}, cut", "inputs[0].pair", inputs=[pair_of("z" * length, "a")], truncate=True
+        )
+    yield score(f"a query of {CONTEXT}, cut", "documents[0]", query="z" * CONTEXT, truncate=True)
+
+
+def pair_of(first: str, second: str) -> pb.ClassifyInput:
+    """An input of two texts."""
+    return pb.ClassifyInput(pair=pb.TextPair(first=first, second=second))
+
+
 def _pairs() -> Iterator[Edge]:
     for first, second, wrong in (("a", "b", None), ("", "b", "first"), ("a", "", "second"), ("", "", "first")):
-        pair = pb.ClassifyInput(pair=pb.TextPair(first=first, second=second))
+        pair = pair_of(first, second)
         yield classify(f"a pair of {first!r} and {second!r}", wrong and f"inputs[0].pair.{wrong}", inputs=[pair])
     for length in (CONTEXT * 8, CONTEXT * 64 + 1, 1_500_000):
-        pair = pb.ClassifyInput(pair=pb.TextPair(first="z" * length, second="z" * length))
+        pair = pair_of("z" * length, "z" * length)
         yield classify(f"a pair of twice {length}", "inputs[0].pair", inputs=[pair])
     for name, text in STRINGS.items():
-        pair = pb.ClassifyInput(pair=pb.TextPair(first=text, second=text))
+        pair = pair_of(text, text)
         yield classify(f"a pair of {name}", inputs=[pair, pb.ClassifyInput(text=text)])
 
 

@@ -48,13 +48,13 @@ def test_names_that_clients_rely_on() -> None:
     assert fields["Delta"] == {"index", "position", "token_ids", "text", "logprobs"}
     assert fields["Finished"] == {"index", "reason", "matched_stop", "usage", "timing", "weight_version"}
     asked = {"request_id", "inputs", "pooling", "normalize", "dimensions", "priority", "queue_timeout"}
-    assert fields["EmbedRequest"] == asked | {"cache_salt", "adapter"}
+    assert fields["EmbedRequest"] == asked | {"cache_salt", "adapter", "truncate"}
     assert fields["EmbedResponse"] == {"request_id", "embeddings", "dimension"}
     assert fields["Embedding"] == {"values", "usage"}
     assert fields["Usage"] == {
         *("prompt_tokens", "cached_tokens", "completion_tokens", "draft_tokens", "accepted_draft_tokens"),
     }
-    shared = {"request_id", "raw_scores", "priority", "queue_timeout", "cache_salt", "adapter"}
+    shared = {"request_id", "raw_scores", "priority", "queue_timeout", "cache_salt", "adapter", "truncate"}
     assert fields["ClassifyRequest"] == shared | {"inputs"}
     assert fields["ScoreRequest"] == shared | {"query", "documents", "top_n"}
     assert fields["DocumentScore"] == {"index", "score", "usage"}
