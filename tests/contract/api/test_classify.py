@@ -218,8 +218,8 @@ async def test_ids_that_may_be_cut_are_not_too_many(serve: Serve) -> None:
     longest = info_with().max_input_length
     async with serve(judge()) as serving:
         with granted("ids that are cut"):
-            (found,) = await serving.client.classify([5] * (longest + 7), truncate=True)
-        with pytest.raises(CallFailed):
-            await serving.client.classify([5] * (longest + 7))
-    (asked,) = serving.engine.embedded
-    assert asked.truncate and found.prompt_tokens == longest + 7
+            long = [5] * (longest + 7)
+        asked = [serving.client.classify(long, truncate=cut) for cut in (True, False)]
+        cut, whole = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(whole, CallFailed) and not isinstance(cut, BaseException), cut
+    assert [each.truncate for each in serving.engine.embedded] == [True]

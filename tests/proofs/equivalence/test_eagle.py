@@ -153,7 +153,7 @@ def test_rows_that_give_way_go_on_where_they_were(seed: int) -> None:
 
 def test_a_model_by_transformers_says_the_same_tokens(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """In float64: sums in another order then move a draw by 1e-16."""
-    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
+    monkeypatch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: torch.float64)
     reqs = lambda: requests(seed + 2, ("greedy", "temperature", "filters", "penalties"))  # noqa: E731
     plain, drafted, accepted = both_ways(Headed(cache="none"), model("off"), reqs)
     for one, other in zip(plain, drafted, strict=True):

@@ -31,7 +31,7 @@ from tests.support.mtp_checkpoints import leave_heads_to_themselves, make_mtp_ch
 
 CPU = torch.device("cpu")
 KINDS = ("deepseek_v3", "glm4_moe")
-LOAD_WEIGHTS = backend._load_weights
+LOAD_WEIGHTS = backend.load_module
 FEW = 24
 """Tokens of a vocabulary from which an untrained head is right now and then."""
 
@@ -54,8 +54,8 @@ def test_no_draft_of_a_head_changes_an_output(
 ) -> None:
     """In float64, as for other models by `transformers`: sums in another order move no draw over a border."""
     path = make_mtp_checkpoint(kind, tmp_path / kind, vocab_size=FEW)
-    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
-    monkeypatch.setattr("core.models.hf.backend._load_weights", with_plain_experts)
+    monkeypatch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: torch.float64)
+    monkeypatch.setattr("core.models.hf.backend.load_module", with_plain_experts)
     reqs = lambda: [req for req in requests(FEW, seed) if not outside(req)]  # noqa: E731
     plain = Player(Setting(**setting), load(path), None).play(reqs())
     player = Player(Setting(**setting, method="mtp"), load(path), None)
@@ -64,9 +64,9 @@ def test_no_draft_of_a_head_changes_an_output(
     assert player.drafts.accepted > 0
 
 
-def with_plain_experts(*given: Any) -> Any:
+def with_plain_experts(*given: Any, **named: Any) -> Any:
     """As the backend loads weights; the usual kernel for experts has no float64."""
-    model: Any = LOAD_WEIGHTS(*given)
+    model: Any = LOAD_WEIGHTS(*given, **named)
     model.set_experts_implementation("eager")
     return model
 

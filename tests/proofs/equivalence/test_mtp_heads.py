@@ -311,8 +311,8 @@ def test_no_draft_of_several_heads_changes_an_output(
     """Over the sampling matrix, in float64 as for other models by `transformers`."""
     use(FixedDepth(MOST), monkeypatch)
     path = checkpoint(kind, tmp_path)
-    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
-    monkeypatch.setattr("core.models.hf.backend._load_weights", with_plain_experts)
+    monkeypatch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: torch.float64)
+    monkeypatch.setattr("core.models.hf.backend.load_module", with_plain_experts)
     reqs = lambda: [req for req in requests(FEW, seed) if not outside(req)]  # noqa: E731
     plain = Player(Setting(**setting), load(path), None).play(reqs())
     player = Player(Setting(**setting, method="mtp"), load(path), None)

@@ -121,7 +121,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def load(made: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Model]:
     """A base of its own for each engine: adapters hook its layers."""
-    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
+    monkeypatch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: torch.float64)
     config = ModelConfig(str(made / "base"), native="off", context_length=CONTEXT)
     return lambda: load_model(config, CPU)
 
@@ -185,7 +185,7 @@ def test_adapters_of_recurrent_layers_see_drafts_in_the_order_of_their_row(
     base = make_checkpoint("bamba", tmp_path / "base")
     for place, name in enumerate((*AT_START, LATER)):
         make_adapter(base, tmp_path / name, place, **ADAPTERS["all"])
-    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
+    monkeypatch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: torch.float64)
     config = ModelConfig(str(base), native="off", context_length=CONTEXT)
     assert proved(Adapted(directory=tmp_path), lambda: load_model(config, CPU), like_a_coin(seed), seed + 3) > 0
 
@@ -195,7 +195,7 @@ def test_adapters_of_windowed_layers(kind: str, tmp_path: Path, monkeypatch: pyt
     base = make_checkpoint(kind, tmp_path / "base")
     for place, name in enumerate((*AT_START, LATER)):
         make_adapter(base, tmp_path / name, place, **ADAPTERS[name])
-    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
+    monkeypatch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: torch.float64)
     config = ModelConfig(str(base), native="off", context_length=CONTEXT)
     assert proved(Adapted(directory=tmp_path), lambda: load_model(config, CPU), like_a_coin(seed), seed + 4) > 0
 

@@ -78,7 +78,7 @@ class Wavering:
 
 @pytest.fixture(autouse=True)
 def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
+    monkeypatch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: torch.float64)
     # The kernel that multiplies the experts of several tokens at once knows no float64.
     monkeypatch.setattr("transformers.integrations.moe._can_use_grouped_mm", lambda *_, **__: False)
 

@@ -240,7 +240,7 @@ def test_models_by_transformers_say_the_same_tokens(
     kind: str, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """In float64: sums in another order then move a draw by 1e-16, and none of these lies that near another token."""
-    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: torch.float64)
+    monkeypatch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: torch.float64)
     config = ModelConfig(str(checkpoint_of(kind)), native="off", context_length=CONTEXT)
     load: Any = lambda: load_model(config, CPU)  # noqa: E731
     reqs = lambda: requests(VOCAB_SIZE, seed + 4)  # noqa: E731

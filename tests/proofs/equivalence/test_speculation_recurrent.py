@@ -48,7 +48,7 @@ may move logits where a limit binds. Native code keeps them everywhere: `test_na
 def _doubles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = request.node.callspec.params["kind"]
     dtype = torch.float32 if kind == ROUNDING else torch.float64
-    monkeypatch.setattr("core.models.hf.backend._dtype", lambda *_: dtype)
+    monkeypatch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: dtype)
     # The kernel that multiplies the experts of several tokens at once knows no float64.
     monkeypatch.setattr("transformers.integrations.moe._can_use_grouped_mm", lambda *_, **__: False)
 

@@ -74,7 +74,7 @@ def model_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Model]:
         if kind not in loaded:
             with pytest.MonkeyPatch.context() as patch:
                 dtype = torch.float32 if kind in SINGLE else torch.float64
-                patch.setattr("core.models.hf.backend._dtype", lambda *_: dtype)
+                patch.setattr("core.models.hf.module_tree.dtype_of", lambda *_: dtype)
                 config = ModelConfig(str(checkpoint_of(kind)), native="off", context_length=CONTEXT)
                 loaded[kind] = load_model(config, CPU)
         return loaded[kind]
