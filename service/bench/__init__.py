@@ -13,6 +13,10 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "service.bench.deterministic:deterministic",
         "What --deterministic costs, and whose bits depend on the batch without it.",
     ),
+    "encoders": (
+        "service.bench.encoders:encoders",
+        "Texts per second embedded and judged on the CPU, sentence-transformers beside it.",
+    ),
     "gpu": (
         "service.bench.gpu:gpu",
         "Decode and prefill on a GPU as shares of what it can do; transformers beside it.",
