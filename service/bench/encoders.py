@@ -29,6 +29,7 @@ from core.engine.build import build_engine
 from core.machine import usable_cpus
 from core.types.io import EmbedRequest, Pooling, TextPair
 from service.bench.encoder_works import SHAPES, Text, chosen, pairs_to_judge, save_encoder, texts_to_embed
+from service.bench.spec_peers import end
 from service.process.switch_interval import shorten_switch_interval
 
 SCRIPT: Final = Path(__file__).with_name("encoder_peer.py")
@@ -167,8 +168,7 @@ def _peer(python: str, directory: str, dtype: str, threads: int, judges: bool) -
             click.echo(f"  the peer is {name}", err=True)
             yield process
         finally:
-            process.kill()
-            process.wait()
+            end(process)
 
 
 def _asked(peer: subprocess.Popen[str], texts: Sequence[Text]) -> float:
