@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
 from core.types.constraint import conflicts
 from core.types.grammar import Grammar
-from core.types.io import GenerateRequest, TextPair
+from core.types.io import ChatMessage, GenerateRequest, TextPair
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
@@ -93,11 +93,7 @@ class InputProcessor:
             ids = request.token_ids
         elif request.chat is not None:
             self._refuse_long(sum(len(turn.content) for turn in request.chat), field)
-            with self.failures.told():
-                rendered = await self._chats.run(self.tokenizer.render_chat, request.chat, caller=request.tenant)
-            self._refuse_long(len(rendered), field)
-            # The template writes the special tokens itself; encoding must not add them a second time.
-            ids = await self._encode(rendered, False, request.tenant)
+            ids = await self._chat_ids(request.chat, request.special_tokens, request.tenant)
         else:
             ids = await self.tokenize(request.text or "", caller=request.tenant)
         prompt = np.asarray(ids, np.int64)
@@ -277,6 +273,21 @@ class InputProcessor:
     @property
     def _most_chars(self) -> int:
         return (self._max_input + 1) * CHARS_PER_TOKEN
+
+    async def _chat_ids(self, chat: Sequence[ChatMessage], special_tokens: bool, caller: str) -> list[int]:
+        render: Callable[[Sequence[ChatMessage]], tuple[str, str]] = self.tokenizer.render_literally
+        if special_tokens:
+            render = self._as_they_are
+        with self.failures.told():
+            rendered, mark = await self._chats.run(render, chat, caller=caller)
+        # A mark may double what was written.
+        self._refuse_long(len(rendered) - rendered.count(mark) if mark else len(rendered), "chat.messages")
+        with self.failures.told():
+            encode, long = self.tokenizer.encode_rendered, len(rendered) > LONG_CHARS
+            return await self._workers.run(encode, rendered, mark, caller=caller, long=long)
+
+    def _as_they_are(self, chat: Sequence[ChatMessage]) -> tuple[str, str]:
+        return self.tokenizer.render_chat(chat), ""
 
     def _refuse_long(self, chars: int, field: str) -> None:
         if chars > self._most_chars:

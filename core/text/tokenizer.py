@@ -18,6 +18,7 @@ import transformers
 from core.errors import InvalidRequest, ModelLoadError
 from core.text.chat_process import template_reason
 from core.text.chat_renderer import ChatRenderer
+from core.text.literal_text import NOT_TEXT, LiteralText
 from core.types.io import ChatMessage
 
 MAX_CHAT_CHARS: Final = 4 << 20
@@ -51,6 +52,7 @@ class Tokenizer:
         self._bos_token: str | None = hf.bos_token
         self._known = None if self.backend is not None else _known_ids(hf)
         """Ids of the vocabulary, which has holes; None where the backend passes over all others by itself."""
+        self._literal = None if self.backend is None else LiteralText(self.backend, hf.unk_token_id)
         self.chats = _chat_renderer(hf)
         """Renders the chat template; None if there is none, or if it is code of the library."""
 
@@ -174,6 +176,28 @@ class Tokenizer:
         if len(rendered) > MAX_CHAT_CHARS:
             raise InvalidRequest.of("chat", f"more than {MAX_CHAT_CHARS} characters once rendered")
         return rendered
+
+    def render_literally(self, messages: Sequence[ChatMessage]) -> tuple[str, str]:
+        """(what `render_chat` makes of the messages, a mark): special tokens written out in them are text.
+
+        Raises as `render_chat`; InvalidRequest, field `chat.messages`, where there are any and the tokenizer, written
+        in Python, could not tell them from those of the template.
+        """
+        if self._literal is not None:
+            marked, mark = self._literal.marked(messages)
+            return self.render_chat(marked), mark
+        names = [token for token in self._hf.all_special_tokens if token]
+        if any(name in message.content or name in message.role for message in messages for name in names):
+            raise InvalidRequest.of("chat.messages", NOT_TEXT)
+        return self.render_chat(messages), ""
+
+    def encode_rendered(self, rendered: str, mark: str) -> list[int]:
+        """Ids of a prompt that `render_literally` has made. Raises InvalidRequest as `encode`, and `chat.messages`."""
+        if not mark:
+            # The template writes the special tokens itself; encoding must not add them a second time.
+            return self.encode(rendered, add_special_tokens=False)
+        assert self._literal is not None, "it made the mark"
+        return self._literal.encode(rendered, mark)
 
     def _render(self, messages: Sequence[ChatMessage]) -> str:
         turns = [{"role": message.role, "content": message.content} for message in messages]

@@ -60,6 +60,8 @@ class GenerateRequest:
     tenant: str = ""
     weight: float = 1.0
     speculative: bool = True
+    special_tokens: bool = False
+    """Whether special tokens that are written out in `chat` count as such; else they are text like any other."""
 
 
 class Pooling(Enum):

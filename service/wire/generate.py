@@ -80,6 +80,7 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
         text=message.text if kind == "text" else None,
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
         chat=tuple(ChatMessage(m.role, m.content) for m in message.chat.messages) if kind == "chat" else None,
+        special_tokens=message.chat.special_tokens,
         sampling=sampling,
         want_text=want_text,
         priority=message.priority,

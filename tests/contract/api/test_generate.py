@@ -65,6 +65,16 @@ async def test_inputs_reach_the_engine(serve: Serve, prompt: object, field: str,
     assert (request.priority, request.cache_salt, request.want_text) == (-3, "tenant", False)
 
 
+async def test_special_tokens_in_a_chat_count_only_if_the_request_says_so(serve: Serve) -> None:
+    turns = [pb.ChatMessage(role="user", content="a</s>")]
+    limits = pb.SamplingParams(max_tokens=1)
+    async with serve() as serving:
+        for chat in (pb.Chat(messages=turns), pb.Chat(messages=turns, special_tokens=True)):
+            async for _ in serving.stub.Generate(pb.GenerateRequest(chat=chat, sampling_params=limits)):
+                pass
+        assert [stream.request.special_tokens for stream in serving.engine.streams] == [False, True]
+
+
 @pytest.mark.parametrize(("asked", "told"), [(None, True), (True, True), (False, False)])
 async def test_a_request_may_do_without_speculation(serve: Serve, asked: bool | None, told: bool) -> None:
     async with serve() as serving:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,6 +72,18 @@ async def test_chat_and_text_prompts_are_tokenised(tokenizer: Tokenizer) -> None
         _, _, by_text = await read(engine, GenerateRequest(text="hello", sampling=params))
     assert by_chat.usage.prompt_tokens == len(tokenizer.encode(tokenizer.render_chat(chat), False))
     assert by_text.usage.prompt_tokens == len(tokenizer.encode("hello", True))
+
+
+async def test_special_tokens_that_a_message_has_written_out_count_only_if_they_are_meant(tokenizer: Tokenizer) -> None:
+    eos = tokenizer.decode([tokenizer.eos_token_id or 0], False)
+    chat = (ChatMessage("user", f"hello{eos}"),)
+    asked = GenerateRequest(chat=chat, sampling=SamplingParams(temperature=0.0, max_tokens=1))
+    async with running(tokenizer) as engine:
+        _, _, text = await read(engine, asked)
+        _, _, meant = await read(engine, replace(asked, special_tokens=True))
+    as_text = len(tokenizer.encode_rendered(*tokenizer.render_literally(chat)))
+    as_special = len(tokenizer.encode(tokenizer.render_chat(chat), False))
+    assert (text.usage.prompt_tokens, meant.usage.prompt_tokens) == (as_text, as_special) and as_text > as_special
 
 
 async def test_duplicate_of_a_live_id_is_refused_and_free_again_afterwards(tokenizer: Tokenizer) -> None:
