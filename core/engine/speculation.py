@@ -176,10 +176,10 @@ def why_no_speculation(
 
     `method`: what drafts. `attention`: the backend that the engine will have.
     """
-    if spec.whole_prompts:
-        return "an encoder puts out no tokens"
     if spec.encoder is not None:
         return "encoder-decoders are not speculated with"
+    if spec.whole_prompts:
+        return "an encoder puts out no tokens"
     return _why_no_grid(spec, method, attention) if way.is_grid else None
 
 

@@ -131,7 +131,7 @@ def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
             )
     elif is_encoder(checkpoint):
         return
-    elif kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not checkpoint.is_decoder:
+    elif kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         served = ", ".join(ENCODER_TYPES)
         raise ModelLoadError(f"model type {kind!r} is not supported: it is an encoder, of which these are: {served}")
     elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

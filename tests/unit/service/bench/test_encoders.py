@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
-from service.bench import encoder_works, encoders
+from service.bench import encoder_peer, encoder_works, encoders
 from service.bench.encoders import Figures
 from service.cli.cli import cli
 
@@ -28,6 +29,17 @@ def test_it_measures_both_on_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(len(each["ours"]) == len(each["peer"]) == 2 and each["ratio"] > 0 for each in found)
     assert [row.split(" | ")[2] for row in table[2:]] == works
     assert "the peer is transformers" in done.stderr and "warm-up" in done.stderr
+
+
+def test_padding_of_the_peer_is_no_part_of_its_vectors(tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    shape = {**encoder_works.SHAPES["minilm"], **small, "vocab_size": 2100}
+    encoder_works.save_encoder(shape, torch.float32, tmp_path, judges=False)
+    run = encoder_peer._plain(torch, str(tmp_path), torch.float32, False)
+    with torch.inference_mode():
+        (together,) = run(["w1 w2 w3 w4 w5", "w1"])
+        alone = [run([text])[0][0] for text in ("w1 w2 w3 w4 w5", "w1")]
+    torch.testing.assert_close(together, torch.stack(alone))
 
 
 def test_the_ratio_is_the_median_of_the_rounds() -> None:
