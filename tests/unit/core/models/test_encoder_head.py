@@ -1,4 +1,4 @@
-"""Heads of encoders over states that are there: one call for all texts where the first token decides, else one each."""
+"""Heads of encoders over given states: one call for all texts where the first token decides, else one call each."""
 
 from __future__ import annotations
 
