@@ -1,4 +1,4 @@
-"""All cores compute for an encoder; one is left to the loop of an engine of tokens; a number that is asked for holds."""
+"""All cores compute for an encoder, one is left to the loop of an engine of tokens, and a number asked for holds."""
 
 from __future__ import annotations
 
