@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,8 +92,9 @@ class InputProcessor:
         if request.token_ids is not None:
             ids = request.token_ids
         elif request.chat is not None:
-            self._refuse_long(sum(len(turn.content) for turn in request.chat), field)
-            ids = await self._chat_ids(request.chat, request.special_tokens, request.tenant)
+            said = sum(len(turn.content) + len(turn.more) for turn in request.chat)
+            self._refuse_long(said + sum(map(len, request.chat_tools)) + len(request.chat_arguments), field)
+            ids = await self._chat_ids(request, request.chat)
         else:
             ids = await self.tokenize(request.text or "", caller=request.tenant)
         prompt = np.asarray(ids, np.int64)
@@ -274,20 +275,19 @@ class InputProcessor:
     def _most_chars(self) -> int:
         return (self._max_input + 1) * CHARS_PER_TOKEN
 
-    async def _chat_ids(self, chat: Sequence[ChatMessage], special_tokens: bool, caller: str) -> list[int]:
-        render: Callable[[Sequence[ChatMessage]], tuple[str, str]] = self.tokenizer.render_literally
-        if special_tokens:
-            render = self._as_they_are
+    async def _chat_ids(self, request: GenerateRequest, chat: Sequence[ChatMessage]) -> list[int]:
+        caller, given = request.tenant, (chat, request.chat_tools, request.chat_arguments)
+        render = self._as_they_are if request.special_tokens else self.tokenizer.render_literally
         with self.failures.told():
-            rendered, mark = await self._chats.run(render, chat, caller=caller)
+            rendered, mark = await self._chats.run(render, *given, caller=caller)
         # A mark may double what was written.
         self._refuse_long(len(rendered) - rendered.count(mark) if mark else len(rendered), "chat.messages")
         with self.failures.told():
             encode, long = self.tokenizer.encode_rendered, len(rendered) > LONG_CHARS
             return await self._workers.run(encode, rendered, mark, caller=caller, long=long)
 
-    def _as_they_are(self, chat: Sequence[ChatMessage]) -> tuple[str, str]:
-        return self.tokenizer.render_chat(chat), ""
+    def _as_they_are(self, *given: Any) -> tuple[str, str]:
+        return self.tokenizer.render_chat(*given), ""
 
     def _refuse_long(self, chars: int, field: str) -> None:
         if chars > self._most_chars:

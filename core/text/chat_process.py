@@ -52,19 +52,29 @@ def _work(setup: Mapping[str, Any], current: mmap.mmap) -> None:
         current[:8] = int(question["number"]).to_bytes(8)
         # Time of this process on a processor; the default of SIGPROF ends it, whatever it does.
         signal.setitimer(signal.ITIMER_PROF, setup["seconds"])
-        answer = render(setup["template"], setup["special_tokens"], question["messages"], setup["max_chars"])
+        answer = render(setup["template"], setup["special_tokens"], question, setup["max_chars"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         current[:8] = bytes(8)
         _write({"number": question["number"], **answer})
 
 
-def render(template: str, special: Mapping[str, Any], messages: list[Any], max_chars: int) -> dict[str, Any]:
-    """`text`; or `too_long`, `refused` with the words that the template chose, `failed`."""
+def render(
+    template: str, special: Mapping[str, Any], conversation: Mapping[str, Any], max_chars: int
+) -> dict[str, Any]:
+    """`text`; or `too_long`, `refused` with the words that the template chose, `failed`.
+
+    `conversation`: fields of a `core.text.conversation.Conversation`.
+    """
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
         rendered: Any = render_jinja_template(
-            conversations=[messages], chat_template=template, add_generation_prompt=True, **special
+            conversations=[conversation["turns"]],
+            tools=conversation["tools"] or None,
+            chat_template=template,
+            add_generation_prompt=True,
+            **special,
+            **conversation["arguments"],
         )
     except Exception as error:  # a template can fail in any way it likes
         reason = template_reason(error)

@@ -18,11 +18,13 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from core.errors import Draining, InvalidRequest, Overloaded, RequestFailed
 from core.text.chat_process import LENGTH_BYTES, frame
+from core.text.conversation import Conversation
 
 PROCESSES: Final = 2
 """The second one is started when two conversations come at once."""
@@ -63,7 +65,7 @@ class ChatRenderer:
         with contextlib.suppress(RequestFailed):  # said again to the first conversation
             self._processes[0].start()
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, conversation: Conversation) -> str:
         """The prompt that the template makes. Blocks; its limits end it.
 
         Raises InvalidRequest, field `chat`, where the template refuses, fails, or goes beyond time or characters;
@@ -75,7 +77,7 @@ class ChatRenderer:
         except queue.Empty:
             raise _no_processor() from None
         try:
-            answer = process.ask({"messages": list(messages)})
+            answer = process.ask(asdict(conversation))
         finally:
             self._idle.put(process)
         return self._judged(answer)

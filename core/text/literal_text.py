@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import tokenizers
 
 from core.errors import InvalidRequest
-from core.types.io import ChatMessage
+from core.text.conversation import Conversation
 
 MARKS: Final = range(0xE000, 0xF8FF)
 """Characters for private use, of which one that the conversation does not have is taken."""
@@ -43,19 +42,22 @@ class LiteralText:
         self._lock = threading.Lock()
         self._renamed: _Renamed | None = None
 
-    def marked(self, messages: Sequence[ChatMessage]) -> tuple[Sequence[ChatMessage], str]:
-        """(the messages with their special tokens marked, the mark; empty where there is nothing to mark)."""
-        texts = [text for message in messages for text in (message.role, message.content)]
-        pattern = self._any
+    def marked(self, conversation: Conversation) -> tuple[Conversation, str]:
+        """(the conversation with its special tokens marked, the mark; empty where there is nothing to mark)."""
+        texts, pattern = list(conversation.texts()), self._any
         if pattern is None or not any(map(pattern.search, texts)):
-            return messages, ""
+            return conversation, ""
         known = set().union(*texts)
         mark = next(chr(number) for number in MARKS if chr(number) not in known)
 
-        def plain(text: str) -> str:
-            return pattern.sub(lambda found: "".join(mark + each for each in found[0]), text)
+        def plain(value: Any) -> Any:
+            if isinstance(value, str):
+                return pattern.sub(lambda found: "".join(mark + each for each in found[0]), value)
+            if isinstance(value, dict):
+                return {plain(key): plain(each) for key, each in value.items()}
+            return [plain(each) for each in value] if isinstance(value, list) else value
 
-        return [ChatMessage(plain(message.role), plain(message.content)) for message in messages], mark
+        return Conversation(plain(conversation.turns), plain(conversation.tools), plain(conversation.arguments)), mark
 
     def encode(self, rendered: str, mark: str) -> list[int]:
         """Ids of a prompt that was rendered of messages with `mark`. Only what has no mark counts as special tokens.

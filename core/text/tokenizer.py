@@ -18,6 +18,7 @@ import transformers
 from core.errors import InvalidRequest, ModelLoadError
 from core.text.chat_process import template_reason
 from core.text.chat_renderer import ChatRenderer
+from core.text.conversation import Conversation
 from core.text.literal_text import NOT_TEXT, LiteralText
 from core.types.io import ChatMessage
 
@@ -156,40 +157,51 @@ class Tokenizer:
             text = self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[str] = (), arguments: str = "") -> str:
         """The prompt that the checkpoint's chat template makes of a conversation, up to where the model answers.
 
-        Rendered by the sandboxed Jinja of `transformers` in a process of its own; blocks, so not for an event loop.
-        Raises InvalidRequest, field `chat`, without messages or template, when the template refuses the messages or
-        fails on them, beyond MAX_CHAT_CHARS and past its time; and what `ChatRenderer.render` does.
+        `tools`, `arguments`: of `GenerateRequest`. Rendered by the sandboxed Jinja of `transformers` in a process of
+        its own; blocks, so not for an event loop. Raises InvalidRequest, field `chat`, without messages or template,
+        when the template refuses the messages or fails on them, beyond MAX_CHAT_CHARS and past its time; what
+        `Conversation.of` does, and what `ChatRenderer.render` does.
         """
-        if not self.has_chat_template:
-            raise InvalidRequest.of("chat", "this model has no chat template; send text or token_ids")
-        if not messages:
-            raise InvalidRequest.of("chat", "needs at least one message")
-        size = sum(len(message.role) + len(message.content) for message in messages)
-        if size > MAX_CHAT_CHARS:
-            raise InvalidRequest.of("chat", f"more than {MAX_CHAT_CHARS} characters")
-        for message in messages:
-            _refuse_surrogates(message.role + message.content, "chat")
-        rendered = self._render(messages)
-        if len(rendered) > MAX_CHAT_CHARS:
-            raise InvalidRequest.of("chat", f"more than {MAX_CHAT_CHARS} characters once rendered")
-        return rendered
+        return self._rendered(self._conversation(messages, tools, arguments))
 
-    def render_literally(self, messages: Sequence[ChatMessage]) -> tuple[str, str]:
-        """(what `render_chat` makes of the messages, a mark): special tokens written out in them are text.
+    def render_literally(
+        self, messages: Sequence[ChatMessage], tools: Sequence[str] = (), arguments: str = ""
+    ) -> tuple[str, str]:
+        """(what `render_chat` makes of the conversation, a mark): special tokens written out in it are text.
 
         Raises as `render_chat`; InvalidRequest, field `chat.messages`, where there are any and the tokenizer, written
         in Python, could not tell them from those of the template.
         """
+        conversation = self._conversation(messages, tools, arguments)
         if self._literal is not None:
-            marked, mark = self._literal.marked(messages)
-            return self.render_chat(marked), mark
+            marked, mark = self._literal.marked(conversation)
+            return self._rendered(marked), mark
         names = [token for token in self._hf.all_special_tokens if token]
-        if any(name in message.content or name in message.role for message in messages for name in names):
+        if any(name in text for text in conversation.texts() for name in names):
             raise InvalidRequest.of("chat.messages", NOT_TEXT)
-        return self.render_chat(messages), ""
+        return self._rendered(conversation), ""
+
+    def _conversation(self, messages: Sequence[ChatMessage], tools: Sequence[str], arguments: str) -> Conversation:
+        if not self.has_chat_template:
+            raise InvalidRequest.of("chat", "this model has no chat template; send text or token_ids")
+        if not messages:
+            raise InvalidRequest.of("chat", "needs at least one message")
+        size = sum(len(each.role) + len(each.content) + len(each.more) for each in messages)
+        if size + sum(map(len, tools)) + len(arguments) > MAX_CHAT_CHARS:
+            raise InvalidRequest.of("chat", f"more than {MAX_CHAT_CHARS} characters")
+        conversation = Conversation.of(messages, tools, arguments, self._hf.special_tokens_map)
+        for text in conversation.texts():
+            _refuse_surrogates(text, "chat")
+        return conversation
+
+    def _rendered(self, conversation: Conversation) -> str:
+        rendered = self._render(conversation)
+        if len(rendered) > MAX_CHAT_CHARS:
+            raise InvalidRequest.of("chat", f"more than {MAX_CHAT_CHARS} characters once rendered")
+        return rendered
 
     def encode_rendered(self, rendered: str, mark: str) -> list[int]:
         """Ids of a prompt that `render_literally` has made. Raises InvalidRequest as `encode`, and `chat.messages`."""
@@ -199,12 +211,15 @@ class Tokenizer:
         assert self._literal is not None, "it made the mark"
         return self._literal.encode(rendered, mark)
 
-    def _render(self, messages: Sequence[ChatMessage]) -> str:
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+    def _render(self, conversation: Conversation) -> str:
         if self.chats is not None:
-            return self.chats.render(turns)
+            return self.chats.render(conversation)
+        options: dict[str, Any] = {"tools": conversation.tools} if conversation.tools else {}
+        options |= conversation.arguments
         try:
-            return str(self._hf.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            return str(
+                self._hf.apply_chat_template(conversation.turns, tokenize=False, add_generation_prompt=True, **options)
+            )
         except Exception as error:  # a library raises whatever it likes
             reason = template_reason(error)
             said = f"refused by the tokenizer: {reason}" if reason else "the tokenizer cannot render these messages"

@@ -25,10 +25,14 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation, rendered by the checkpoint's own chat template."""
+    """One turn of a conversation, rendered by the checkpoint's own chat template.
+
+    `more`: further fields of the turn, as the text of a JSON object; empty for none.
+    """
 
     role: str
     content: str
+    more: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,10 @@ class GenerateRequest:
     speculative: bool = True
     special_tokens: bool = False
     """Whether special tokens that are written out in `chat` count as such; else they are text like any other."""
+    chat_tools: tuple[str, ...] = ()
+    """What the chat template gets as tools: texts of JSON objects."""
+    chat_arguments: str = ""
+    """Further names for the chat template, as the text of a JSON object; empty for none."""
 
 
 class Pooling(Enum):

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import grpc
@@ -30,7 +30,7 @@ from service.client.judging import (
     document_scores,
     score_request,
 )
-from service.client.requests import Prompt, constraint_of, embed_input, set_input
+from service.client.requests import Prompt, chat_options, constraint_of, embed_input, set_input
 from service.client.resumed_call import Received, ResumedCall, attach_request, responses
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
@@ -139,6 +139,9 @@ class SlipstreamClient:
         constraint: Mapping[str, Any] | None = None,
         resumable: bool = False,
         speculative: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_arguments: Mapping[str, Any] = MappingProxyType({}),
+        special_tokens: bool = False,
         on_started: Callable[[str], None] | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Chunk | End | PromptChunk, None]:
@@ -146,10 +149,11 @@ class SlipstreamClient:
 
         `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
         {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
-        With `speculative=False` no tokens are guessed. Leaving the loop early cancels the call. A `resumable` stream
-        goes on by itself after a broken connection. It gets a random id if it has none. Leaving its loop early aborts
-        the request. `on_started` is called with the incarnation of a resumable stream, by which `attach` finds it and
-        no other of its id; again after each broken connection.
+        With `speculative=False` no tokens are guessed. `tools`, `template_arguments` and `special_tokens` are for
+        chats, as Chat of the API has them. Leaving the loop early cancels the call. A `resumable` stream goes on by
+        itself after a broken connection. It gets a random id if it has none. Leaving its loop early aborts the request.
+        `on_started` is called with the incarnation of a resumable stream, by which `attach` finds it and no other of
+        its id; again after each broken connection.
         """
         if resumable:
             request_id = request_id or uuid.uuid4().hex
@@ -164,7 +168,11 @@ class SlipstreamClient:
             resumable=resumable,
             speculative=speculative,
         )
+        if tools or template_arguments or special_tokens:
+            request.chat.CopyFrom(chat_options(tools, template_arguments, special_tokens))
         set_input(request, prompt)
+        if (tools or template_arguments or special_tokens) and not request.HasField("chat"):
+            raise ValueError("tools, template_arguments and special_tokens are for chats: give messages")
         if resumable:
             events = ResumedCall(self, request, timeout).events()
         else:

@@ -8,8 +8,9 @@ from typing import Any
 
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-"""Text, token ids, or chat messages with `role` and `content`."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids, or chat messages: `role` and `content`, also `name`, `reasoning_content`, `tool_call_id`, and
+`tool_calls` as OpenAI's clients have them."""
 
 
 def set_input(request: pb.GenerateRequest, prompt: Prompt) -> None:
@@ -18,10 +19,40 @@ def set_input(request: pb.GenerateRequest, prompt: Prompt) -> None:
         request.text = prompt
         return
     if prompt and isinstance(prompt[0], Mapping):
-        turns = [pb.ChatMessage(role=turn["role"], content=turn["content"]) for turn in prompt]  # type: ignore[index]
-        request.chat.CopyFrom(pb.Chat(messages=turns))
+        request.chat.messages.extend(map(_turn, prompt))  # type: ignore[arg-type]
         return
     request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))  # type: ignore[arg-type]
+
+
+def _turn(given: Mapping[str, Any]) -> pb.ChatMessage:
+    """The message of one turn, as OpenAI's clients have it."""
+    calls = [
+        pb.ToolCall(
+            id=call.get("id", ""), name=call["function"]["name"], arguments=_json(call["function"]["arguments"])
+        )
+        for call in given.get("tool_calls") or ()
+    ]
+    return pb.ChatMessage(
+        role=given["role"],
+        content=given.get("content") or "",
+        tool_calls=calls,
+        tool_call_id=given.get("tool_call_id", ""),
+        name=given.get("name", ""),
+        reasoning=given.get("reasoning_content", ""),
+    )
+
+
+def chat_options(tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any], special_tokens: bool) -> pb.Chat:
+    """What a conversation has beside its turns."""
+    return pb.Chat(
+        tools=map(json.dumps, tools),
+        template_arguments=json.dumps(arguments) if arguments else "",
+        special_tokens=special_tokens,
+    )
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def constraint_of(given: Mapping[str, Any]) -> pb.Constraint:

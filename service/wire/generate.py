@@ -20,7 +20,6 @@ from core.config import ADAPTER_NAME
 from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import (
-    ChatMessage,
     Delta,
     Finished,
     FinishReason,
@@ -33,11 +32,11 @@ from core.types.io import (
 from core.types.sampling_params import SamplingParams
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.tenant_ids import public_id
+from service.wire.chat import chat_fields, chat_violations
 from service.wire.message_limits import refuse_oversized
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_CHARS = 256
-MAX_ROLE_CHARS = 64
 MAX_QUEUE_TIMEOUT_SECONDS = 315_576_000_000
 """The range of google.protobuf.Duration: 10,000 years, in seconds."""
 
@@ -79,8 +78,7 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
         request_id=message.request_id or uuid.uuid4().hex,
         text=message.text if kind == "text" else None,
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
-        chat=tuple(ChatMessage(m.role, m.content) for m in message.chat.messages) if kind == "chat" else None,
-        special_tokens=message.chat.special_tokens,
+        **(chat_fields(message.chat) if kind == "chat" else {}),
         sampling=sampling,
         want_text=want_text,
         priority=message.priority,
@@ -130,17 +128,7 @@ def _input_violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[
     elif kind == "token_ids" and not message.token_ids.ids:
         yield FieldViolation("token_ids.ids", "must not be empty")
     elif kind == "chat":
-        yield from _chat_violations(message.chat, info)
-
-
-def _chat_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolation]:
-    if not info.has_chat_template:
-        yield FieldViolation("chat", "the served model has no chat template; use text or token_ids")
-    if not chat.messages:
-        yield FieldViolation("chat.messages", "must not be empty")
-    for i, turn in enumerate(chat.messages):
-        if not 1 <= len(turn.role) <= MAX_ROLE_CHARS:
-            yield FieldViolation(f"chat.messages[{i}].role", f"must have 1 to {MAX_ROLE_CHARS} characters")
+        yield from chat_violations(message.chat, info)
 
 
 def queue_timeout_violations(message: WorkRequest) -> Iterator[FieldViolation]:

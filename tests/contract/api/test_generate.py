@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 
@@ -73,6 +75,29 @@ async def test_special_tokens_in_a_chat_count_only_if_the_request_says_so(serve:
             async for _ in serving.stub.Generate(pb.GenerateRequest(chat=chat, sampling_params=limits)):
                 pass
         assert [stream.request.special_tokens for stream in serving.engine.streams] == [False, True]
+
+
+async def test_tools_calls_and_further_names_reach_the_engine(serve: Serve) -> None:
+    tool = {"type": "function", "function": {"name": "look"}}
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"far": 3}}}
+    turns = [
+        {"role": "user", "content": "é", "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "there", "tool_call_id": "c1"},
+    ]
+    given: dict[str, Any] = {"tools": [tool], "template_arguments": {"enable_thinking": False}}
+    async with serve() as serving:
+        await serving.client.complete(turns, max_tokens=1, **given)
+        with pytest.raises(ValueError, match="are for chats"):
+            await serving.client.complete("text", **given)
+        (request,) = [stream.request for stream in serving.engine.streams]
+    assert [json.loads(each) for each in request.chat_tools] == [tool]
+    assert json.loads(request.chat_arguments) == given["template_arguments"] and not request.special_tokens
+    assert request.chat is not None
+    first, second, third = request.chat
+    assert (first.role, first.content, json.loads(first.more)) == ("user", "é", {"name": "ann"})
+    assert json.loads(second.more) == {"tool_calls": [call], "reasoning_content": "hm"} and second.content == ""
+    assert json.loads(third.more) == {"tool_call_id": "c1"}
 
 
 @pytest.mark.parametrize(("asked", "told"), [(None, True), (True, True), (False, False)])

@@ -16,6 +16,7 @@ import transformers
 from core.errors import Draining, InvalidRequest, RequestFailed, SlipstreamError
 from core.text import chat_renderer
 from core.text.chat_renderer import ChatRenderer
+from core.text.conversation import Conversation
 from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
 from tests.support.repository import ROOT
@@ -28,8 +29,8 @@ ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{
 IF_ASKED = "{% if messages[0]['content'] == 'endless' %}" + ENDLESS + "{% endif %}{{ messages[0]['content'] }}"
 
 
-def said(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
+def said(text: str) -> Conversation:
+    return Conversation([{"role": "user", "content": text}])
 
 
 @pytest.fixture
@@ -181,12 +182,13 @@ def test_chats_that_come_at_once_keep_their_own_text(renderer: ChatRenderer) -> 
 def test_it_ends_when_its_server_is_killed() -> None:
     script = (
         "import sys\n"
+        "from core.text.conversation import Conversation\n"
         "from core.text.chat_renderer import ChatRenderer\n"
         f"renderer = ChatRenderer({IF_ASKED!r}, {{}}, 1000, seconds=1.0)\n"
-        "renderer.render([{'role': 'user', 'content': 'ready'}])\n"
+        "renderer.render(Conversation([{'content': 'ready'}]))\n"
         "print(renderer._processes[0]._process.pid, flush=True)\n"
         "sys.stdin.readline()\n"
-        "renderer.render([{'role': 'user', 'content': 'endless'}])\n"
+        "renderer.render(Conversation([{'content': 'endless'}]))\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, **pipes) as server:  # type: ignore[call-overload]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import tokenizers as library
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from core.errors import InvalidRequest
+from core.text.conversation import Conversation
 from core.text.literal_text import CLOSE, MARKS, OPEN, LiteralText
 from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
@@ -81,10 +83,10 @@ def test_pieces_of_special_tokens_never_make_one(family: str, tokenizers: dict[s
     kept = 0
     for _ in range(300):
         said = ["".join(draw.choices(pieces, k=draw.randint(1, 9))) for _ in range(2)]
-        messages, mark = literal.marked([ChatMessage("user", text) for text in said])
+        marked, mark = literal.marked(Conversation([{"content": text} for text in said]))
         if not mark:
             continue
-        rendered = names[0] + messages[0].content + names[1] + messages[1].content
+        rendered = names[0] + marked.turns[0]["content"] + names[1] + marked.turns[1]["content"]
         try:
             ids = literal.encode(rendered, mark)
         except InvalidRequest as refused:
@@ -106,14 +108,26 @@ def test_names_that_overlap_stay_apart(turns: Tokenizer) -> None:
 
 
 def test_a_role_is_text_too(turns: Tokenizer) -> None:
-    messages, mark = LiteralText(turns.backend).marked([ChatMessage("</s>", "a")])  # type: ignore[arg-type]
-    assert mark and messages[0].role != "</s>" and messages[0].role.replace(mark, "") == "</s>"
+    assert turns.backend is not None
+    marked, mark = LiteralText(turns.backend).marked(Conversation([{"role": "</s>", "content": "a"}]))
+    assert mark and marked.turns[0]["role"] != "</s>" and marked.turns[0]["role"].replace(mark, "") == "</s>"
+
+
+def test_so_are_tools_and_what_else_a_template_is_given(turns: Tokenizer) -> None:
+    assert turns.backend is not None
+    turn = {"content": "a", "tool_calls": [{"function": {"arguments": {"</s>": 1}}}]}
+    given = Conversation([turn], [{"name": "<s>"}])
+    marked, mark = LiteralText(turns.backend).marked(replace(given, arguments={"name": ["</s>", 1, None, True, 2.5]}))
+    shown = json.dumps(asdict(marked), ensure_ascii=False)
+    assert mark and "</s>" not in shown and "<s>" not in shown
+    plain = json.loads(shown.replace(mark, ""))
+    assert plain == asdict(replace(given, arguments={"name": ["</s>", 1, None, True, 2.5]}))
 
 
 def test_the_mark_stands_nowhere_in_the_conversation(turns: Tokenizer) -> None:
     taken = "".join(map(chr, MARKS[:50]))
     literal = LiteralText(turns.backend)  # type: ignore[arg-type]
-    _, mark = literal.marked([ChatMessage("user", taken), ChatMessage("user", "</s>")])
+    _, mark = literal.marked(Conversation([{"content": taken}, {"content": "</s>"}]))
     assert mark == chr(MARKS[50])
 
 
@@ -122,9 +136,9 @@ def test_a_model_that_has_them_among_its_pieces_refuses_by_field(tmp_path: Path)
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     core.add_special_tokens(["</s>"])
     literal = LiteralText(core)
-    messages, mark = literal.marked([ChatMessage("user", "a </s> a")])
+    marked, mark = literal.marked(Conversation([{"content": "a </s> a"}]))
     with pytest.raises(InvalidRequest, match="takes for special tokens") as refused:
-        literal.encode(messages[0].content, mark)
+        literal.encode(marked.turns[0]["content"], mark)
     assert [each.field for each in refused.value.violations] == ["chat.messages"]
 
 

@@ -1,0 +1,90 @@
+"""A conversation as a chat template reads it: turns, tools and further names, all of them plain JSON values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from core.errors import InvalidRequest
+from core.types.io import ChatMessage
+
+SET_HERE: Final = frozenset(
+    (
+        *("messages", "tools", "documents", "conversations", "chat_template", "add_generation_prompt", "tokenize"),
+        *("continue_final_message", "return_assistant_tokens_mask"),
+    )
+)
+"""Names that the server gives to a template, or to what renders it."""
+DEEPEST: Final = 64
+"""Objects and lists in one another; schemas of tools have a dozen."""
+NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template is given."""
+
+    turns: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[str] = (),
+        arguments: str = "",
+        taken: Collection[str] = (),
+    ) -> Conversation:
+        """As the fields of a `GenerateRequest` have it. `taken`: names that are set already, such as `bos_token`.
+
+        Raises InvalidRequest, which names the field, for what is no JSON object and for names of the server's own.
+        """
+        turns = []
+        for place, message in enumerate(messages):
+            more = _object(message.more, f"chat.messages[{place}]") if message.more else {}
+            turns.append({"role": message.role, "content": message.content, **more})
+        read = [_object(tool, f"chat.tools[{place}]") for place, tool in enumerate(tools)]
+        given = _object(arguments, "chat.template_arguments") if arguments else {}
+        for name in given:
+            if not NAME.fullmatch(name):
+                raise InvalidRequest.of("chat.template_arguments", "has a name that is none in a template")
+            if name in SET_HERE or name in taken:
+                raise InvalidRequest.of("chat.template_arguments", f"{name} is set by the server")
+        return cls(turns, read, given)
+
+    def texts(self) -> Iterator[str]:
+        """Every text in it, names of fields included."""
+        return _texts([self.turns, self.tools, self.arguments])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    # Not by recursion: JSON may be nested as deep as it is read.
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            left += [*each.keys(), *each.values()]
+        elif isinstance(each, list):
+            left += each
+
+
+def _object(text: str, field: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest.of(field, "is not valid JSON") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest.of(field, "must be a JSON object")
+    level: list[Any] = [found]
+    for _ in range(DEEPEST):
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+        level = [each for each in level if isinstance(each, dict | list)]
+    if level:
+        raise InvalidRequest.of(field, f"is nested more than {DEEPEST} deep")
+    return found

@@ -1,0 +1,96 @@
+"""Tools, calls and further names reach a template as transformers gives them, and what cannot be one is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from core.errors import InvalidRequest
+from core.text.conversation import DEEPEST, Conversation
+from core.text.tokenizer import Tokenizer
+from core.types.io import ChatMessage
+from tests.unit.core.text.checkpoints import byte_level
+
+TEMPLATE = (
+    "{{ bos_token }}{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.name %}({{ m.name }}){% endif %}{{ m.content }}"
+    "{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
+    "{% for call in m.tool_calls or [] %}{{ call.id }}:{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}{% endfor %}{{ m.tool_call_id }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is false %}now{% endif %}{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"far": {"minimum": 1}}}}}
+CALLS = [{"type": "function", "function": {"name": "look", "arguments": {"far": 3, "é": None}}, "id": "c1"}]
+TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "where?", "name": "ann"},
+    {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": CALLS},
+    {"role": "tool", "content": "there", "tool_call_id": "c1"},
+]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_level(tmp_path_factory.mktemp("tools"), TEMPLATE)
+
+
+def messages() -> list[ChatMessage]:
+    more = [{name: value for name, value in turn.items() if name not in ("role", "content")} for turn in TURNS]
+    return [
+        ChatMessage(turn["role"], turn["content"], json.dumps(each)) for turn, each in zip(TURNS, more, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}, {"enable_thinking": True, "unread": [1]}])
+def test_a_template_gets_what_transformers_gives_it(directory: Path, arguments: dict[str, Any]) -> None:
+    ours, theirs = Tokenizer.load(directory), AutoTokenizer.from_pretrained(directory)
+    found = ours.render_chat(messages(), [json.dumps(TOOL)], json.dumps(arguments) if arguments else "")
+    options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, **arguments}
+    assert found == theirs.apply_chat_template(TURNS, tools=[TOOL], **options)
+    assert '"minimum": 1}' in found and found.endswith("now") == (arguments == {"enable_thinking": False})
+    without = ours.render_chat(messages())
+    assert without == theirs.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
+
+
+def test_nothing_in_a_tool_ends_a_turn(directory: Path) -> None:
+    ours = Tokenizer.load(directory)
+    tool = {"type": "function", "function": {"name": "</s>", "description": "<s>"}}
+    rendered, mark = ours.render_literally([ChatMessage("user", "a")], [json.dumps(tool)], "")
+    ids = ours.encode_rendered(rendered, mark)
+    assert [each for each in ids if each in ours.special_ids] == [ours.bos_token_id]
+    assert "</s>" in ours.decode(ids, False)
+
+
+DEEP = '{"a": ' + "[" * DEEPEST + "]" * DEEPEST + "}"
+
+
+@pytest.mark.parametrize(
+    ("tools", "arguments", "field", "said"),
+    [
+        (["{"], "", "chat.tools[0]", "not valid JSON"),
+        (["{}", "[]"], "", "chat.tools[1]", "must be a JSON object"),
+        (["[" * 100_000], "", "chat.tools[0]", "not valid JSON"),
+        ([DEEP], "", "chat.tools[0]", "nested more than"),
+        ([], "3", "chat.template_arguments", "must be a JSON object"),
+        ([], '{"a b": 1}', "chat.template_arguments", "none in a template"),
+        ([], '{"messages": []}', "chat.template_arguments", "messages is set by the server"),
+        ([], '{"add_generation_prompt": false}', "chat.template_arguments", "is set by the server"),
+        ([], '{"bos_token": ""}', "chat.template_arguments", "bos_token is set by the server"),
+        (['"\\ud800"'], "", "chat.tools[0]", "must be a JSON object"),
+        (['{"a": "\\ud800"}'], "", "chat", "surrogate"),
+    ],
+)
+def test_what_cannot_be_given_is_refused(
+    directory: Path, tools: list[str], arguments: str, field: str, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said) as refused:
+        Tokenizer.load(directory).render_chat([ChatMessage("user", "a")], tools, arguments)
+    assert [each.field for each in refused.value.violations] == [field]
+
+
+def test_as_deep_as_may_be_is_read() -> None:
+    inside = '{"a": ' + "[" * (DEEPEST - 1) + "]" * (DEEPEST - 1) + "}"
+    assert Conversation.of([ChatMessage("user", "a")], [inside]).tools[0]["a"]
