@@ -8,9 +8,12 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 T = TypeVar("T")
+
+NOTICED_AFTER: Final = 0.5
+"""Seconds after which an interrupt is noticed that came at the wrong moment."""
 
 
 class LoopEnded(Exception):
@@ -106,7 +109,7 @@ class LoopThread:
             call.close()
             raise
         try:
-            return self._sent(call.made).result()
+            return _result_of(self._sent(call.made))
         except BaseException:
             # An interrupt may come before there is a future to cancel.
             self._loop.call_soon_threadsafe(call.leave)
@@ -136,6 +139,17 @@ class LoopThread:
             self._ended.set()
             for future in self._waited_for.copy():
                 future.cancel()
+
+
+def _result_of(future: Future[T]) -> T:
+    """Wait for it, in pieces: Python does not notice a signal that came right before a wait, until that is over."""
+    while True:
+        try:
+            return future.result(NOTICED_AFTER)
+        except TimeoutError:
+            if future.done():
+                # Its own.
+                return future.result()
 
 
 class _Call(Generic[T]):

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import AsyncGenerator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -163,6 +163,37 @@ def test_an_interrupted_call_is_cancelled() -> None:
         assert ended.wait(PATIENCE)
     finally:
         interrupt.join()
+        thread.release()
+
+
+def test_a_wait_is_made_of_pieces_and_a_timeout_of_the_call_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python does not notice a signal that comes right before a wait without a bound; one test once took for ever."""
+    monkeypatch.setattr("service.client.loop_thread.NOTICED_AFTER", 0.001)
+    waits: list[float | None] = []
+    result = Future.result
+
+    def counted(future: Future[Any], timeout: float | None = None) -> Any:
+        waits.append(timeout)
+        if len(waits) == 5:
+            thread._loop.call_soon_threadsafe(go_on.set)
+        return result(future, timeout)
+
+    monkeypatch.setattr(Future, "result", counted)
+    thread, go_on = LoopThread.acquire(), asyncio.Event()
+
+    async def waiting() -> str:
+        await go_on.wait()
+        return "done"
+
+    async def late() -> None:
+        raise TimeoutError("its own")
+
+    try:
+        assert thread.run(waiting()) == "done"
+        assert set(waits) == {0.001} and len(waits) >= 5
+        with pytest.raises(TimeoutError, match="its own"):
+            thread.run(late())
+    finally:
         thread.release()
 
 
