@@ -109,7 +109,10 @@ class InputProcessor:
         """As `prompt_ids` of a text, but without what is too long at the end of it, or of characters `part`."""
         if part is None:
             text = text[: self._most_chars]
-        self._refuse_long(len(text) if part is None else len(text) - (part[1] - part[0]), "text")
+        else:
+            start, end = part[0], min(part[1], part[0] + self._most_chars)
+            self._refuse_long(len(text) - (part[1] - part[0]), "text")
+            text, part = text[:end] + text[part[1] :], (start, end)
         encode, long = self.tokenizer.encode_within, len(text) > LONG_CHARS
         with self.failures.told():
             ids = await self._workers.run(encode, text, self._max_input, part, caller=caller, long=long)

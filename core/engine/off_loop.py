@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 
 class WorkBroken(Exception):
-    """A BaseException that is no Exception ended work in a pool: a panic of native code (pyo3), SystemExit.
+    """Work in a pool ended with what no future takes: a BaseException that is no Exception, such as a panic of native
+    code (pyo3) or SystemExit, or a StopIteration.
 
     It is the cause of this one.
     """
@@ -22,7 +23,8 @@ class WorkBroken(Exception):
 def off_loop(pool: Executor, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
     """A future for the result of `function(*args)`, run in `pool`.
 
-    It raises what `function` raises, but WorkBroken in place of what is no Exception.
+    It raises what `function` raises, but WorkBroken in place of a StopIteration and of what is no Exception.
+    A future that is given a StopIteration never ends.
     A panic would pass every `except Exception` of a call, which would then never get a status and wait for ever.
     SystemExit would end the event loop, and a CancelledError would be taken for the caller's own.
     """
@@ -48,12 +50,12 @@ async def in_daemon_thread(function: Callable[[], None], name: str) -> None:
 
 
 def guarded(function: Callable[..., T], *args: object) -> T:
-    """Call `function`. Raises what it raises, but WorkBroken in place of what is no Exception."""
+    """Call `function`. Raises as `off_loop` says."""
     try:
         return function(*args)
-    except Exception:
-        raise
     except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
         broken = WorkBroken(f"{type(error).__name__} in a thread of the pool")
         # With the panic's traceback: where its message may quote a client, only the place is logged.
         raise broken.with_traceback(error.__traceback__) from error

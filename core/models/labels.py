@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,8 @@ SUFFIX: Final = "ForSequenceClassification"
 """How architectures of such checkpoints end."""
 MAX_LABELS: Final = 4096
 """More labels than that would make an answer too long for clients, with every input of a call."""
+LONE: Final = re.compile("[\ud800-\udfff]")
+"""Half of a character, which JSON can tell and no message can."""
 
 _BY_PROBLEM: Final = {
     "regression": Activation.NONE,
@@ -62,4 +65,8 @@ def _names(file: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     wrong = next((number for number, name in enumerate(names) if not isinstance(name, str)), None)
     if wrong is not None:
         raise ModelLoadError(f"{file}: id2label has no name for label {wrong}")
-    return tuple(str(name) for name in names)
+    told = tuple(str(name) for name in names)
+    foreign = next((number for number, name in enumerate(told) if LONE.search(name)), None)
+    if foreign is not None:
+        raise ModelLoadError(f"{file}: id2label has a lone surrogate in the name of label {foreign}")
+    return told

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Iterable
+from itertools import groupby, takewhile
 from typing import Any, Final
 
 import tokenizers
@@ -22,6 +24,7 @@ MARKS: Final = range(0xE000, 0xF8FF)
 """Characters for private use, of which one that the conversation does not have is taken."""
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 """Around the other names of special tokens: characters that no text has, since Unicode sets them apart."""
+NO_MARK: Final = "uses up the characters for private use beside special tokens; set special_tokens if those are meant"
 NOT_TEXT: Final = "has text that the tokenizer takes for special tokens; set special_tokens if they are meant"
 
 _Renamed = tuple[tokenizers.Tokenizer, dict[int, int], frozenset[int]]
@@ -37,21 +40,28 @@ class LiteralText:
         added = backend.get_added_tokens_decoder()
         special = {number: token.content for number, token in added.items() if token.special and token.content}
         self._numbers = frozenset(special) - {unknown}
-        names = sorted(special.values(), key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, names))) if names else None
+        self._any = re.compile(longest_of(special.values())) if special else None
+        self._written = frozenset("".join(special.values()))
         self._lock = threading.Lock()
         self._renamed: _Renamed | None = None
 
     def marked(self, conversation: Conversation) -> tuple[Conversation, str]:
-        """(the conversation with its special tokens marked, the mark; empty where there is nothing to mark)."""
+        """(the conversation with its special tokens marked, the mark; empty where there is nothing to mark).
+
+        Raises InvalidRequest, field `chat.messages`, where no character is left for a mark.
+        """
         texts, pattern = list(conversation.texts()), self._any
         if pattern is None or not any(map(pattern.search, texts)):
             return conversation, ""
-        known = set().union(*texts)
-        mark = next(chr(number) for number in MARKS if chr(number) not in known)
+        known = self._written.union(*texts)
+        mark = next((chr(number) for number in MARKS if chr(number) not in known), None)
+        if mark is None:
+            raise InvalidRequest.of("chat.messages", NO_MARK)
 
         def plain(value: Any) -> Any:
             if isinstance(value, str):
+                # Taken away first: what stood around one of these could be a special token afterwards.
+                value = value.replace(OPEN, "").replace(CLOSE, "")
                 return pattern.sub(lambda found: "".join(mark + each for each in found[0]), value)
             if isinstance(value, dict):
                 return {plain(key): plain(each) for key, each in value.items()}
@@ -116,3 +126,18 @@ class LiteralText:
             if token["special"]:
                 special.add(number)
         return renamed, numbers, frozenset(special)
+
+
+def longest_of(names: Iterable[str]) -> str:
+    """A pattern for the longest of `names` at a place; all are longer than nothing.
+
+    What several begin with is compared once: some models have hundreds of special tokens with a common beginning.
+    """
+    told = sorted(set(names))
+    same = (one == other for one, other in zip(told[0], told[-1], strict=False))
+    start = told[0][: sum(takewhile(bool, same))]
+    rests = [name[len(start) :] for name in told]
+    ways = [longest_of(group) for _, group in groupby(filter(None, rests), key=lambda rest: rest[0])]
+    if not ways:
+        return re.escape(start)
+    return f"{re.escape(start)}(?:{'|'.join(ways)}){'' if all(rests) else '?'}"

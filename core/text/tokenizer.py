@@ -116,8 +116,10 @@ class Tokenizer:
             return cut
         (encoding,) = self.backend.encode_batch([text], add_special_tokens=True)
         kept = _places_within(encoding, len(ids) - limit, 0, part or (0, len(text)), "text")
+        # Asked for once: the library makes a new list each time.
+        found = encoding.ids
         # A second BOS that `encode` leaves out stands in front of everything.
-        return [encoding.ids[place] for place in kept[len(encoding.ids) - len(ids) :]]
+        return [found[place] for place in kept[len(found) - len(ids) :]]
 
     def encode_pair(self, first: str, second: str, limit: int | None = None) -> tuple[list[int], list[int]]:
         """(ids of two texts as the checkpoint joins them, number of the text that each belongs to).

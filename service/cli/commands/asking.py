@@ -26,6 +26,20 @@ WITHOUT = ("seed", "adapter", "max_lora_rank", "lora_dir")
 """Settings that mean nothing where no text is put out."""
 
 
+class _Count(click.types.IntParamType):
+    """A number that a message can hold; which of them make sense is the server's to say."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number. Raises BadParameter."""
+        number = super().convert(value, param, ctx)
+        if not -(2**31) <= number < 2**31:
+            self.fail(f"{value} is beyond 32 bits", param, ctx)
+        return number
+
+
+COUNT = _Count()
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
     """Who answers: the `server`, or without one an engine in this process."""
@@ -69,13 +83,17 @@ def one_line(text: str) -> str:
 
 
 def answer(asked: Coroutine[Any, Any, Answer]) -> Answer:
-    """What `asked` returns. Ends the command with one line where that is a typed error, and on Ctrl-C."""
+    """What `asked` returns. Ends the command with one line where that is a typed error or a text is none, and on
+    Ctrl-C."""
     try:
         return asyncio.run(asked)
     except StartupError:
         raise
     except SlipstreamError as error:
         raise click.ClickException(error.message) from None
+    except UnicodeEncodeError:
+        # Python holds bytes of arguments and of standard input that are no UTF-8 as halves of characters.
+        raise click.ClickException("a text is no valid UTF-8") from None
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from service.cli.cli_options import GroupedCommand, setting_options
-from service.cli.commands.asking import WITHOUT, Where, answer, lines_of, of_server
+from service.cli.commands.asking import COUNT, WITHOUT, Where, answer, lines_of, of_server
 from service.cli.commands.generate import ENGINE_GROUPS
 from service.cli.commands.judging import truncate_option
 from service.cli.commands.waiting import wait_option
@@ -39,7 +39,7 @@ POOLINGS = ("last", "mean", "cls")
     help="Scale to length 1, so a dot product is a cosine.",
 )
 @truncate_option
-@click.option("--dimensions", type=int, help="Keep only the first entries (Matryoshka).  [default: all]")
+@click.option("--dimensions", type=COUNT, help="Keep only the first entries (Matryoshka).  [default: all]")
 @click.option("--json", "whole", is_flag=True, help="Print one object with the token counts instead.")
 @setting_options(ENGINE_GROUPS, without=WITHOUT)
 def embed(

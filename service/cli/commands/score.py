@@ -10,7 +10,7 @@ import click
 
 from core.errors import InvalidRequest
 from service.cli.cli_options import GroupedCommand
-from service.cli.commands.asking import Where, answer, lines_of, of_server, one_line
+from service.cli.commands.asking import COUNT, Where, answer, lines_of, of_server, one_line
 from service.cli.commands.judging import judging_options, of_engine
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(cls=GroupedCommand)
 @click.argument("query")
 @click.argument("documents", nargs=-1, required=True, metavar="DOCUMENT...")
-@click.option("--top-n", type=int, metavar="N", help="Only the best so many.  [default: all]")
+@click.option("--top-n", type=COUNT, metavar="N", help="Only the best so many.  [default: all]")
 @judging_options
 def score(
     query: str,

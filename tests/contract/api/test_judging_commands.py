@@ -64,6 +64,27 @@ async def test_labels_are_one_object_with_json(serve: Serve) -> None:
     }
 
 
+async def test_what_no_message_can_hold_is_told_in_one_line(serve: Serve) -> None:
+    broken = b"a\xff".decode("utf-8", "surrogateescape")
+    async with serve(judge(RELEVANCE)) as serving:
+
+        async def told(command: str, *args: str) -> Result:
+            return await asyncio.to_thread(run, command, "--server", serving.target, *args)
+
+        texts = [
+            await told("classify", broken),
+            await told("classify", "--pair", "a", broken),
+            await told("score", broken, "a"),
+            await told("score", "q", "a", broken),
+            await told("embed", broken),
+        ]
+        numbers = [await told("score", "--top-n", each, "q", "a") for each in (str(2**31), str(-(2**31) - 1))]
+        numbers.append(await told("embed", "--dimensions", str(2**31), "a"))
+    for each in texts:
+        assert (each.exit_code, each.output) == (1, "Error: a text is no valid UTF-8\n")
+    assert all(each.exit_code == 2 and "is beyond 32 bits" in each.output for each in numbers)
+
+
 async def test_documents_are_printed_by_rank(serve: Serve) -> None:
     async with serve(judge(RELEVANCE)) as serving:
 

@@ -12,7 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from core.config import ModelConfig
+from core.engine.input_processor import CHARS_PER_TOKEN
 from core.errors import ConfigError, DeadlinePassed, InvalidRequest, RequestAborted
+from core.text.tokenizer import Tokenizer
 from core.types.io import EmbedRequest, Pooling, TextPair
 from core.types.labels import Activation, Labels
 from tests.proofs.equivalence.oracle import make_prompts
@@ -97,6 +99,25 @@ async def test_settings_that_cannot_work_are_refused(
 def test_templates_without_their_places_are_refused(template: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ModelConfig("somewhere", label_tokens="y,n", pair_template=template)
+
+
+async def test_of_a_long_document_no_more_is_tokenised_than_could_be_read(
+    checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, seen = Tokenizer.encode_within, list[str]()
+
+    def encode_within(self: Tokenizer, text: str, limit: int, part: tuple[int, int] | None = None) -> list[int]:
+        seen.append(text)
+        return inner(self, text, limit, part)
+
+    monkeypatch.setattr(Tokenizer, "encode_within", encode_within)
+    fields = {"label_tokens": "n,y", "pair_template": TEMPLATE, "context_length": 100}
+    async with engine(checkpoint_of("llama"), model_fields=fields) as made:
+        found = await judge(made, TextPair("dog", "fox " * 100_000), truncate=True)
+        short = await judge(made, TextPair("dog", "fox " * 100), truncate=True)
+    assert seen[0] == f"judge dog by {'fox ' * (100 * CHARS_PER_TOKEN // 4)}:"
+    assert found.embeddings[0].prompt_tokens == 99
+    np.testing.assert_allclose(found.embeddings[0].values, short.embeddings[0].values, atol=1e-5)
 
 
 async def test_of_a_template_the_document_alone_is_cut(checkpoint_of: Callable[[str], Path]) -> None:

@@ -181,6 +181,7 @@ def test_labels_are_read_as_the_libraries_do(
         ({"id2label": []}, "must name 1 to"),
         ({"id2label": {}}, "must name 1 to"),
         ({"id2label": {"0": 7}}, "no name for label 0"),
+        ({"id2label": {"0": "a", "1": "\ud800"}}, "lone surrogate in the name of label 1"),
         ({"id2label": None, "num_labels": 0}, "num_labels must be"),
         ({"id2label": None, "num_labels": "3"}, "num_labels must be"),
     ],

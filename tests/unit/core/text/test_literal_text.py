@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 
 from core.errors import InvalidRequest
 from core.text.conversation import Conversation
-from core.text.literal_text import CLOSE, MARKS, OPEN, LiteralText
+from core.text.literal_text import CLOSE, MARKS, OPEN, LiteralText, longest_of
 from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
 from tests.unit.core.text.checkpoints import byte_level
@@ -129,6 +130,47 @@ def test_the_mark_stands_nowhere_in_the_conversation(turns: Tokenizer) -> None:
     literal = LiteralText(turns.backend)  # type: ignore[arg-type]
     _, mark = literal.marked(Conversation([{"content": taken}, {"content": "</s>"}]))
     assert mark == chr(MARKS[50])
+
+
+def test_a_conversation_that_leaves_no_mark_is_refused_by_field(turns: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="private use") as refused:
+        turns.render_literally([ChatMessage("user", "".join(map(chr, MARKS))), ChatMessage("user", "</s>")])
+    assert [each.field for each in refused.value.violations] == ["chat.messages"]
+
+
+def test_the_mark_stands_in_no_special_token() -> None:
+    core = library.Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    core.add_special_tokens(["</s>", f"<{chr(MARKS[0])}>"])
+    _, mark = LiteralText(core).marked(Conversation([{"content": "</s>"}]))
+    assert mark == chr(MARKS[1])
+
+
+@pytest.mark.parametrize("between", [OPEN, CLOSE, OPEN + CLOSE])
+def test_characters_that_no_text_has_join_nothing(turns: Tokenizer, between: str) -> None:
+    """They are taken away where special tokens are marked, and what stood around them is none either."""
+    for said in (f"</s><{between}/s>", f"</s> <|assis{between}tant|>", f"{OPEN}</s>{CLOSE}", f"</s>{OPEN}<s>{CLOSE}"):
+        rendered, mark = turns.render_literally([ChatMessage("user", said)])
+        ids = turns.encode_rendered(rendered, mark)
+        assert specials(turns, ids) == ["<s>", "<|user|>", "<|assistant|>"], said
+        left = said.replace(OPEN, "").replace(CLOSE, "")
+        assert turns.decode(ids, False) == f"<s><|user|>{left}<|assistant|>"
+
+
+def test_the_longest_name_at_a_place_is_found(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(300):
+        names = {"".join(draw.choices("ab|?", k=draw.randint(1, 5))) for _ in range(draw.randint(1, 9))}
+        text = "".join(draw.choices("ab|?", k=40))
+        by_length = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        assert re.findall(longest_of(names), text) == re.findall(by_length, text), (names, text)
+
+
+def test_names_with_a_common_beginning_are_compared_once() -> None:
+    """A search holds up every thread, and a text may have the beginning a hundred thousand times."""
+    names = [f"<|reserved_{number}|>" for number in range(256)]
+    pattern = longest_of(names)
+    assert len(pattern) < 4000 and pattern.count("reserved") == 1
+    assert re.fullmatch(pattern, names[-1]) and not re.search(pattern, "<|reserved_256|>")
 
 
 def test_a_model_that_has_them_among_its_pieces_refuses_by_field(tmp_path: Path) -> None:

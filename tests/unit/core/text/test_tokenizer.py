@@ -6,6 +6,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -180,3 +181,30 @@ def test_truncation_and_padding_of_the_checkpoint_are_switched_off(tmp_path: Pat
     ours, plain = Tokenizer.load(tmp_path / "model"), Tokenizer.load(families["byte_level"])
     for text in ("hello", "hello world " * 30):
         assert ours.encode(text, add_special_tokens=False) == plain.encode(text, add_special_tokens=False)
+
+
+def test_a_cut_asks_for_the_ids_of_a_text_a_few_times(tmp_path: Path) -> None:
+    """Each time the library makes a list of all of them, and nothing else runs meanwhile."""
+    ours = Tokenizer.load(byte_level(tmp_path))
+    backend, asked = ours.backend, list[str]()
+
+    class Watched:
+        def __init__(self, encoding: Any) -> None:
+            self.encoding = encoding
+
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return getattr(self.encoding, name)
+
+    class Backend:
+        def encode_batch_fast(self, *given: Any, **options: Any) -> list[Any]:
+            return [*map(Watched, backend.encode_batch_fast(*given, **options))]  # type: ignore[union-attr]
+
+        def encode_batch(self, *given: Any, **options: Any) -> list[Any]:
+            return [*map(Watched, backend.encode_batch(*given, **options))]  # type: ignore[union-attr]
+
+    text = "a fox " * 300
+    expected = ours.encode_within(text, 200)
+    ours.backend = Backend()  # type: ignore[assignment]
+    assert ours.encode_within(text, 200) == expected and len(expected) == 200
+    assert len(asked) < 10
