@@ -22,7 +22,8 @@ class WorkBroken(Exception):
 def off_loop(pool: Executor, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
     """A future for the result of `function(*args)`, run in `pool`.
 
-    It raises what `function` raises, but WorkBroken in place of what is no Exception.
+    It raises what `function` raises, but WorkBroken in place of what is no Exception, and RuntimeError in place of
+    StopIteration.
     A panic would pass every `except Exception` of a call, which would then never get a status and wait for ever.
     SystemExit would end the event loop, and a CancelledError would be taken for the caller's own.
     """
@@ -48,9 +49,12 @@ async def in_daemon_thread(function: Callable[[], None], name: str) -> None:
 
 
 def guarded(function: Callable[..., T], *args: object) -> T:
-    """Call `function`. Raises what it raises, but WorkBroken in place of what is no Exception."""
+    """Call `function`. Raises as `off_loop` says."""
     try:
         return function(*args)
+    except StopIteration as error:
+        # No future takes it: whoever waits would wait for ever.
+        raise RuntimeError("StopIteration in a thread of the pool").with_traceback(error.__traceback__) from None
     except Exception:
         raise
     except BaseException as error:

@@ -44,13 +44,18 @@ class LiteralText:
         self._renamed: _Renamed | None = None
 
     def marked(self, messages: Sequence[ChatMessage]) -> tuple[Sequence[ChatMessage], str]:
-        """(the messages with their special tokens marked, the mark; empty where there is nothing to mark)."""
+        """(the messages with their special tokens marked, the mark; empty where there is nothing to mark).
+
+        Raises InvalidRequest, field `chat.messages`, where they have every character that could be the mark.
+        """
         texts = [text for message in messages for text in (message.role, message.content)]
         pattern = self._any
         if pattern is None or not any(map(pattern.search, texts)):
             return messages, ""
         known = set().union(*texts)
-        mark = next(chr(number) for number in MARKS if chr(number) not in known)
+        mark = next((chr(number) for number in MARKS if chr(number) not in known), None)
+        if mark is None:
+            raise InvalidRequest.of("chat.messages", NOT_TEXT)
 
         def plain(text: str) -> str:
             return pattern.sub(lambda found: "".join(mark + each for each in found[0]), text)

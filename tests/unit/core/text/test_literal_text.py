@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers as library
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from core.errors import InvalidRequest
 from core.text.literal_text import CLOSE, MARKS, OPEN, LiteralText
@@ -115,6 +115,28 @@ def test_the_mark_stands_nowhere_in_the_conversation(turns: Tokenizer) -> None:
     literal = LiteralText(turns.backend)  # type: ignore[arg-type]
     _, mark = literal.marked([ChatMessage("user", taken), ChatMessage("user", "</s>")])
     assert mark == chr(MARKS[50])
+
+
+def test_a_conversation_with_every_mark_is_refused(turns: Tokenizer) -> None:
+    literal = LiteralText(turns.backend)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest) as refused:
+        literal.marked([ChatMessage("user", "</s>" + "".join(map(chr, MARKS)))])
+    assert [each.field for each in refused.value.violations] == ["chat.messages"]
+
+
+def test_of_names_that_begin_alike_the_longest_is_meant(turns: Tokenizer) -> None:
+    literal = LiteralText(turns.backend, turns._hf.unk_token_id)  # type: ignore[arg-type]
+    assert literal.encode("a</s>b</", chr(MARKS[0])) == turns.encode("a</s>b</", False)
+
+
+def test_a_normaliser_does_not_reach_the_other_names() -> None:
+    """It takes away what sets them apart from text, where a tokenizer has it look at special tokens too."""
+    core = library.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "[": 2, "END": 3, "]": 4}, unk_token="[UNK]"))
+    core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
+    core.add_special_tokens([AddedToken("[END]", normalized=True)])
+    literal = LiteralText(core, 0)
+    messages, mark = literal.marked([ChatMessage("user", "a[END]a")])
+    assert literal.encode(messages[0].content + "[END]", mark) == [1, 2, 3, 4, 1, 5]
 
 
 def test_a_model_that_has_them_among_its_pieces_refuses_by_field(tmp_path: Path) -> None:
