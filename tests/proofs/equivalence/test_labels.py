@@ -161,20 +161,7 @@ async def test_an_update_of_weights_brings_its_own_head(llama_judge: Path, tmp_p
         ({}, LABELS, Activation.SOFTMAX, None),
         ({"problem_type": "multi_label_classification"}, LABELS, Activation.SIGMOID, None),
         ({"problem_type": "regression"}, LABELS, Activation.NONE, None),
-        ({"problem_type": "single_label_classification"}, LABELS, Activation.SOFTMAX, None),
         ({"id2label": {"0": "relevance"}}, ("relevance",), Activation.SIGMOID, 0),
-        (
-            {"id2label": {"0": "x"}, "problem_type": "single_label_classification"},
-            ("x",),
-            Activation.SIGMOID,
-            0,
-        ),
-        (
-            {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
-            LABELS,
-            Activation.SIGMOID,
-            None,
-        ),
         (
             {"id2label": {"0": "x"}, "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
             ("x",),
@@ -189,6 +176,19 @@ async def test_an_update_of_weights_brings_its_own_head(llama_judge: Path, tmp_p
         ),
         ({"id2label": None, "num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2"), Activation.SOFTMAX, None),
         ({"id2label": None}, ("LABEL_0", "LABEL_1"), Activation.SOFTMAX, None),
+        ({"problem_type": "single_label_classification"}, LABELS, Activation.SOFTMAX, None),
+        (
+            {"id2label": {"0": "x"}, "problem_type": "single_label_classification"},
+            ("x",),
+            Activation.SIGMOID,
+            0,
+        ),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+            LABELS,
+            Activation.SIGMOID,
+            None,
+        ),
     ],
 )
 def test_labels_are_read_as_the_libraries_do(

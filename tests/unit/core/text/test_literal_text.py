@@ -14,6 +14,7 @@ from core.errors import InvalidRequest
 from core.text.literal_text import CLOSE, MARKS, OPEN, LiteralText
 from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
+from tests.support.fakes.granted import granted
 from tests.unit.core.text.checkpoints import byte_level
 from tests.unit.core.text.test_detokenizer import TEXTS
 
@@ -132,11 +133,13 @@ def test_of_names_that_begin_alike_the_longest_is_meant(turns: Tokenizer) -> Non
 def test_a_normaliser_does_not_reach_the_other_names() -> None:
     """It takes away what sets them apart from text, where a tokenizer has it look at special tokens too."""
     core = library.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "[": 2, "END": 3, "]": 4}, unk_token="[UNK]"))
-    core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
+    core.normalizer = normalizers.Replace(library.Regex("[^ -~]"), "")
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.add_special_tokens([AddedToken("[END]", normalized=True)])
     literal = LiteralText(core, 0)
     messages, mark = literal.marked([ChatMessage("user", "a[END]a")])
-    assert literal.encode(messages[0].content + "[END]", mark) == [1, 2, 3, 4, 1, 5]
+    with granted("a conversation"):
+        assert literal.encode(messages[0].content + "[END]", mark) == [1, 2, 3, 4, 1, 5]
 
 
 def test_a_model_that_has_them_among_its_pieces_refuses_by_field(tmp_path: Path) -> None:
