@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from core.engine.async_engine import AsyncEngine
-from core.errors import ConfigError, InvalidRequest, ModelLoadError, Unsupported
+from core.errors import ConfigError, InvalidRequest, ModelLoadError, TextFailed, Unsupported
 from core.models.loader import check_checkpoint
 from core.types.control import WeightSource
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, Input, Pooling, TextPair
@@ -130,7 +130,7 @@ async def test_a_judge_writes_nothing_and_a_writer_judges_nothing(
             await made.generate(GenerateRequest(text="a"))
         for inputs, fields in (
             ((TextPair("", ""),), ["inputs[0].pair"]),
-            ((TextPair("a", "\ud800"), TextPair("\ud800", "a")), ["inputs[0].pair", "inputs[1].pair"]),
+            ((TextPair("a", "\ud800"),), ["inputs[0].pair"]),
             (((5,), (320,), TextPair("a " * 1024, "b")), ["inputs[1].token_ids.ids[0]", "inputs[2].pair"]),
         ):
             with pytest.raises(InvalidRequest) as refused:
@@ -139,6 +139,9 @@ async def test_a_judge_writes_nothing_and_a_writer_judges_nothing(
         with pytest.raises(InvalidRequest) as refused:
             await embedded(made, TextPair("a", "b"))
         assert named(refused.value) == ["inputs"]
+        with pytest.raises((InvalidRequest, TextFailed)) as failed:
+            await judge(made, TextPair("\ud800", "a"))
+        assert isinstance(failed.value, InvalidRequest)
     async with engine(checkpoint_of("llama")) as made:
         assert made.model_info.generates and made.model_info.labels is None
         with pytest.raises(InvalidRequest) as refused:

@@ -14,7 +14,6 @@ from core.errors import InvalidRequest
 from core.text.literal_text import CLOSE, MARKS, OPEN, LiteralText
 from core.text.tokenizer import Tokenizer
 from core.types.io import ChatMessage
-from tests.support.fakes.granted import granted
 from tests.unit.core.text.checkpoints import byte_level
 from tests.unit.core.text.test_detokenizer import TEXTS
 
@@ -138,8 +137,12 @@ def test_a_normaliser_does_not_reach_the_other_names() -> None:
     core.add_special_tokens([AddedToken("[END]", normalized=True)])
     literal = LiteralText(core, 0)
     messages, mark = literal.marked([ChatMessage("user", "a[END]a")])
-    with granted("a conversation"):
-        assert literal.encode(messages[0].content + "[END]", mark) == [1, 2, 3, 4, 1, 5]
+    found: list[int] | InvalidRequest
+    try:
+        found = literal.encode(messages[0].content + "[END]", mark)
+    except InvalidRequest as refused:
+        found = refused
+    assert found == [1, 2, 3, 4, 1, 5]
 
 
 def test_a_model_that_has_them_among_its_pieces_refuses_by_field(tmp_path: Path) -> None:
