@@ -129,6 +129,16 @@ def test_of_names_that_begin_alike_the_longest_is_meant(turns: Tokenizer) -> Non
     assert literal.encode("a</s>b</", chr(MARKS[0])) == turns.encode("a</s>b</", False)
 
 
+def test_what_the_template_writes_behind_a_marked_name_stays() -> None:
+    """Also where the end of that name and what follows would make another one."""
+    core = library.Tokenizer(models.WordLevel({"[UNK]": 0, "s": 1, ">": 2, "x": 3}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.add_special_tokens(["s>", ">x"])
+    literal = LiteralText(core, 0)
+    messages, mark = literal.marked([ChatMessage("user", "s>")])
+    assert literal.encode(messages[0].content + "x", mark) == [1, 2, 3]
+
+
 def test_a_normaliser_does_not_reach_the_other_names() -> None:
     """It takes away what sets them apart from text, where a tokenizer has it look at special tokens too."""
     core = library.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "[": 2, "END": 3, "]": 4}, unk_token="[UNK]"))
