@@ -19,9 +19,9 @@ LONE: Final = re.compile("[\ud800-\udfff]")
 
 _BY_PROBLEM: Final = {
     "regression": Activation.NONE,
-    "single_label_classification": Activation.SOFTMAX,
     "multi_label_classification": Activation.SIGMOID,
 }
+"""What is not here, as `single_label_classification`, goes by how many labels there are: of one it makes no share."""
 _BY_MODULE: Final = {"Identity": Activation.NONE, "Sigmoid": Activation.SIGMOID, "Softmax": Activation.SOFTMAX}
 """Last part of the names that sentence-transformers writes for its cross-encoders."""
 

@@ -33,7 +33,7 @@ FILES: Final = (
     *("sentencepiece.bpe.model", "spiece.model", "modules.json", "1_Pooling/config.json"),
 )
 """Weights as safetensors, configurations and tokenizers. Never pickles, and never code."""
-LEFT_OUT: Final = ("[!1]*/*", "1[!_]*/*", "1_[!P]*/*", "1_*/*[!g].*", "*/*/*", "consolidated*")
+LEFT_OUT: Final = ("[!1]*/*", "1/*", "1[!_]*/*", "1_[!P]*/*", "1_*/*[!g].*", "*/*/*", "consolidated*")
 """What lies in folders is for other programs, but for how sentence-transformers pools; `consolidated` are the same
 weights once more."""
 MARGIN_BYTES: Final = 64 * 1024 * 1024

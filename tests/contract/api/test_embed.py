@@ -69,6 +69,13 @@ async def test_fields_reach_the_engine_and_unset_ones_have_defaults(serve: Serve
     assert full.deadline is not None and before < full.deadline < before + 5.1
 
 
+async def test_the_pooling_of_the_model_is_the_default(serve: Serve) -> None:
+    async with serve(FakeEngine(info=info_with(pooling=Pooling.CLS))) as serving:
+        await serving.client.embed("a")
+        await serving.client.embed("a", pooling="last")
+        assert [each.pooling for each in serving.engine.embedded] == [Pooling.CLS, Pooling.LAST]
+
+
 NO_WAIT = Duration(seconds=-1)
 
 BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -278,7 +285,7 @@ async def test_the_command_prints_vectors_of_a_server(serve: Serve) -> None:
             return await asyncio.to_thread(CliRunner().invoke, cli, asked, input=typed)
 
         lines = await printed("--pooling", "mean", "--no-normalize", "--adapter", "french", "a", "abc")
-        whole = await printed("--json", "--dimensions", "2", "-", typed="a b\nc\n")
+        whole = await printed("--json", "--dimensions", "2", "--truncate", "-", typed="a b\nc\n")
         nothing = await printed("-", typed="")
         bad = await printed("a", "")
         embedded = serving.engine.embedded
@@ -291,7 +298,7 @@ async def test_the_command_prints_vectors_of_a_server(serve: Serve) -> None:
         ],
     }
     assert embedded[0].pooling is Pooling.MEAN and not embedded[0].normalize
-    assert [each.adapter for each in embedded] == ["french", ""]
+    assert [(each.adapter, each.truncate) for each in embedded] == [("french", False), ("", True)]
     assert (nothing.exit_code, len(embedded)) == (2, 2)
     assert bad.exit_code == 1 and "inputs[1].text" in bad.output and "Traceback" not in bad.output
 

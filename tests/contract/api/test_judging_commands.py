@@ -30,7 +30,7 @@ async def test_labels_are_printed_best_first(serve: Serve) -> None:
         async def printed(*args: str, typed: str | None = None) -> Result:
             return await asyncio.to_thread(run, "classify", "--server", serving.target, *args, typed=typed)
 
-        one = await printed("--adapter", "french", "abc")
+        one = await printed("--adapter", "french", "--truncate", "abc")
         several = await printed("--pair", "a", "bc d", "a\nb", "--pair", "x", "y")
         typed = await printed("-", typed="ab\nc\n")
         embedded = serving.engine.embedded
@@ -39,7 +39,7 @@ async def test_labels_are_printed_best_first(serve: Serve) -> None:
     assert one.output == "bad        3.0000\nfine       1.0000\nexcellent  0.0000\n"
     assert several.output.split("\n\n")[0] == "a b\n  bad        3.0000\n  fine       1.0000\n  excellent  0.0000"
     assert [each.splitlines()[0] for each in several.output.split("\n\n")] == ["a b", "a | bc d", "x | y"]
-    assert (embedded[0].adapter, embedded[1].adapter) == ("french", "")
+    assert [(each.adapter, each.truncate) for each in embedded[:2]] == [("french", True), ("", False)]
     assert embedded[1].inputs == ("a\nb", TextPair("a", "bc d"), TextPair("x", "y"))
     assert embedded[2].inputs == ("ab", "c") and typed.exit_code == 0
     assert bad.exit_code == 1 and "inputs[1].text" in bad.output and "Traceback" not in bad.output
@@ -95,7 +95,8 @@ async def test_documents_are_printed_by_rank(serve: Serve) -> None:
         best = await printed("--raw-scores", "--top-n", "1", "q", "-", typed="a\nabc\n")
         whole = await printed("--raw-scores", "--json", "q", "a", "abc")
         many = await printed("q", *"abcdefghij")
-        scored = await printed("q", "a")
+        scored = await printed("--adapter", "french", "--truncate", "q", "a")
+        embedded = serving.engine.embedded
         bad = await printed("--top-n", "0", "q", "a")
     assert ranked.output == "1  5.0000  ab c\n2  4.0000  abc\n3  2.0000  a\n4  2.0000  b\n"
     assert best.output == "1  4.0000  abc\n"
@@ -107,7 +108,24 @@ async def test_documents_are_printed_by_rank(serve: Serve) -> None:
     }
     assert [line[:3] for line in many.output.splitlines()][::9] == [" 1 ", "10 "]
     assert scored.output == "1  0.8808  a\n"
+    assert [(each.adapter, each.truncate) for each in embedded[-2:]] == [("", False), ("french", True)]
     assert bad.exit_code == 1 and "top_n" in bad.output and "Traceback" not in bad.output
+
+
+async def test_a_server_that_loads_is_waited_for_as_long_as_is_said(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, float]] = []
+
+    async def waited(client: object, target: str, seconds: float) -> None:
+        told.append((target, seconds))
+
+    monkeypatch.setattr("service.cli.commands.asking.wait_until_loaded", waited)
+    async with serve(judge(RELEVANCE)) as serving:
+        for args in (("classify", "a"), ("score", "q", "a"), ("embed", "a")):
+            done = await asyncio.to_thread(run, args[0], "--server", serving.target, "--wait", "7", *args[1:])
+            assert done.exit_code == 0
+        assert told == [(serving.target, 7.0)] * 3
 
 
 @pytest.fixture

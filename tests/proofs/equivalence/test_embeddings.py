@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from core.config import EngineConfig, ExecutorConfig, LoraConfig, MemoryConfig, ModelConfig, SchedulerConfig
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
+from core.engine.embedding import as_generation
+from core.engine.labelling import as_token_generation
 from core.errors import (
     AdapterNotFound,
     DuplicateRequest,
@@ -299,3 +301,13 @@ async def test_who_leaves_or_waits_too_long_leaks_nothing(llama: Path) -> None:
         assert all(isinstance(each, EmbedResult) for each in done[1:39:2])
         assert all(isinstance(each, asyncio.CancelledError | EmbedResult) for each in done[0:39:2])
         assert made.live_requests == 0
+
+
+async def test_what_a_request_says_of_its_turn_reaches_its_sequences(llama: Path) -> None:
+    said: dict[str, Any] = {"tenant": "a", "weight": 2.5, "priority": -3, "deadline": 9.0}
+    request = EmbedRequest(((5,), (6,)), **said)
+    async with engine(llama) as made:
+        for req in await made._embeddings.sequences(request, "r", 0.0):
+            assert {name: getattr(req, name) for name in said} == said
+    for queued in (as_generation(request), as_token_generation(request)):
+        assert (queued.tenant, queued.deadline, queued.sampling.n) == ("a", 9.0, 2)

@@ -26,7 +26,15 @@ from core.types.io import EMBEDDINGS, GenerateRequest, Pooling, TextPair
 from tests.proofs.equivalence.oracle import make_prompts
 from tests.proofs.equivalence.test_embeddings import embed, engine, named
 from tests.proofs.equivalence.test_labels import agree, judge
-from tests.support.encoders import ENCODERS, LONGEST, encoded_by_hand, encoder_tokenizer, make_encoder, pairs_by_hand
+from tests.support.encoders import (
+    ENCODERS,
+    LONGEST,
+    PAD,
+    encoded_by_hand,
+    encoder_tokenizer,
+    make_encoder,
+    pairs_by_hand,
+)
 from tests.support.judges import change_config, judged_by_hand
 
 PACKED = ("bert", "roberta", "modernbert", "albert", "eurobert", "gemma3_text")
@@ -110,6 +118,15 @@ async def test_labels_and_vectors_share_steps(tmp_path: Path) -> None:
     agree(labels, expected)
 
 
+async def test_padding_among_the_ids_of_a_client_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    directory = make_encoder("bert", tmp_path, "ForSequenceClassification", id2label=LABELS)
+    prompts = [(5, 9, PAD, PAD), (PAD, 5)]
+    async with engine(directory) as made:
+        found = await judge(made, *prompts)
+    agree(found, judged_by_hand(directory, prompts))
+    assert [each.prompt_tokens for each in found.embeddings] == [4, 2]
+
+
 async def test_texts_share_a_step_up_to_its_budget_and_a_longer_one_has_its_own(tmp_path: Path) -> None:
     directory = make_encoder("bert", tmp_path)
     async with engine(directory, overlap=False) as made:
@@ -140,6 +157,13 @@ async def test_the_longest_text_is_taken_and_one_token_more_is_refused(tmp_path:
         assert named(refused.value) == ["inputs[0].token_ids.ids[0]"]
         with pytest.raises(Unsupported, match="puts out no text"):
             await made.generate(GenerateRequest(text="a"))
+    async with engine(directory, model_fields={"context_length": 64}) as made:
+        assert made.model_info.max_input_length == 64, "positions that no text has count for the checkpoint alone"
+
+
+def test_a_copy_runs_as_the_model_does(tmp_path: Path) -> None:
+    """Products are tried by a copy, also where positions begin behind padding."""
+    assert loaded(make_encoder("roberta", tmp_path)).twin().check().passed
 
 
 @pytest.mark.parametrize(
@@ -270,6 +294,20 @@ async def test_the_pooling_of_a_checkpoint_is_its_default(
     assert said in caplog.text if said else "pool" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode": "mean"}, Pooling.MEAN),
+        ({"pooling_mode": "lasttoken"}, Pooling.LAST),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, Pooling.MEAN),
+    ],
+)
+def test_every_pooling_has_its_own_name(config: dict[str, Any], pooling: Pooling, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": ""}]))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_pooling(tmp_path) is pooling
+
+
 def test_a_pooling_outside_the_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": "../elsewhere"}]))
     with pytest.raises(ModelLoadError, match="leads out of the checkpoint"):
@@ -291,6 +329,8 @@ async def test_what_is_too_long_is_cut_as_transformers_cuts_it(tmp_path: Path) -
         ids = encoder_tokenizer()(long[:500], truncation=True, max_length=LONGEST)["input_ids"]
         (want,) = (await embed(made, tuple(ids))).embeddings
         np.testing.assert_allclose(texts.embeddings[0].values, want.values, atol=1e-6)
+        (want,) = (await embed(made, inputs[2][:LONGEST])).embeddings
+        np.testing.assert_allclose(texts.embeddings[2].values, want.values, atol=1e-6)
         with pytest.raises(InvalidRequest) as refused:
             await judge(made, TextPair("q" * 200, "d"), truncate=True)
         assert named(refused.value) == ["inputs[0].pair"] and "too long without what may be cut" in str(refused.value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from core.config import ModelConfig
 from core.engine.input_processor import CHARS_PER_TOKEN
-from core.errors import ConfigError, DeadlinePassed, InvalidRequest, RequestAborted
+from core.engine.labelling import Labelling, labelling_of
+from core.errors import ConfigError, DeadlinePassed, InvalidRequest, Overloaded, RequestAborted
 from core.text.tokenizer import Tokenizer
 from core.types.io import EmbedRequest, Pooling, TextPair
 from core.types.labels import Activation, Labels
@@ -57,6 +60,26 @@ async def test_pairs_become_what_the_template_says(checkpoint_of: Callable[[str]
     agree(found, next_by_hand(directory, [prompt], tokenizer.convert_tokens_to_ids(["n", "y"])))
 
 
+async def test_a_known_prefix_is_counted(checkpoint_of: Callable[[str], Path]) -> None:
+    async with engine(checkpoint_of("llama"), model_fields={"label_tokens": "y,n"}) as made:
+        counted = [(await judge(made, tuple(range(3, 103)))).embeddings[0].cached_tokens for _ in range(2)]
+    assert counted == [0, 96]
+
+
+def test_a_token_without_a_logit_is_no_label(checkpoint_of: Callable[[str], Path]) -> None:
+    """A tokenizer may know more tokens than the model has."""
+    tokenizer, config = Tokenizer.load(checkpoint_of("llama")), ModelConfig("somewhere", label_tokens="y,n")
+    most = max(*tokenizer.encode("y", False), *tokenizer.encode("n", False))
+
+    def labelling(vocab_size: int) -> Labelling | None:
+        spec: Any = SimpleNamespace(encoder=None, whole_prompts=False, vocab_size=vocab_size)
+        return labelling_of(config, spec, tokenizer, None)
+
+    assert labelling(most + 1)
+    with pytest.raises(ConfigError, match="must be one token of the model"):
+        labelling(most)
+
+
 async def test_what_ends_a_call_early_ends_it_with_an_error(checkpoint_of: Callable[[str], Path]) -> None:
     async with engine(checkpoint_of("llama"), model_fields={"label_tokens": "y,n"}) as made:
         call = await made.embed(EmbedRequest(((5,) * 900,), request_id="one", pooling=Pooling.LABELS))
@@ -65,6 +88,8 @@ async def test_what_ends_a_call_early_ends_it_with_an_error(checkpoint_of: Calla
             await call.result()
         with pytest.raises(DeadlinePassed):
             await judge(made, (5,), deadline=0.0)
+        with pytest.raises(Overloaded):
+            await judge(made, *((5,),) * 2000)
         with pytest.raises(InvalidRequest) as refused:
             await judge(made, (5,) * 1024)
         assert named(refused.value) == ["inputs[0].token_ids.ids"]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from core.engine.async_engine import AsyncEngine
-from core.errors import InvalidRequest, ModelLoadError, Unsupported
+from core.errors import ConfigError, InvalidRequest, ModelLoadError, TextFailed, Unsupported
 from core.models.loader import check_checkpoint
 from core.types.control import WeightSource
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, Input, Pooling, TextPair
@@ -92,8 +92,10 @@ async def test_padding_at_the_end_is_left_out_as_in_transformers(llama_judge: Pa
     expected = judged_by_hand(llama_judge, prompts)
     async with engine(llama_judge) as made:
         found = await judge(made, *prompts)
+        vectors = await embedded(made, *prompts)
     agree(found, expected)
     assert [each.prompt_tokens for each in found.embeddings] == [2, 3, 1]
+    assert [each.prompt_tokens for each in vectors.embeddings] == [4, 3, 2], "only who judges leaves it out"
 
 
 async def test_pairs_are_joined_by_the_tokenizer_or_by_a_template(llama_judge: Path) -> None:
@@ -105,6 +107,18 @@ async def test_pairs_are_joined_by_the_tokenizer_or_by_a_template(llama_judge: P
         agree(await judge(made, pair), judged_by_hand(llama_judge, [joined]))
     async with engine(llama_judge, model_fields={"pair_template": "Q {query}; D {document}."}) as made:
         agree(await judge(made, pair), judged_by_hand(llama_judge, [filled]))
+
+
+async def test_what_is_cut_is_as_long_as_can_be_in_tokens(llama_judge: Path) -> None:
+    """Tokens are words here, so a text has more characters than fit tokens."""
+    long = " ".join("the quick brown fox" for _ in range(900))
+    tokenizer = AutoTokenizer.from_pretrained(llama_judge)
+    async with engine(llama_judge, model_fields={"context_length": 100}) as made:
+        longest = made.model_info.max_input_length
+        found = await judge(made, long, TextPair("dog", long), truncate=True)
+    text, pair = tokenizer(long)["input_ids"], tokenizer("dog", long)["input_ids"]
+    assert [each.prompt_tokens for each in found.embeddings] == [longest, longest]
+    agree(found, judged_by_hand(llama_judge, [tuple(text[:longest]), tuple(pair[:longest])]))
 
 
 async def test_a_judge_writes_nothing_and_a_writer_judges_nothing(
@@ -125,6 +139,9 @@ async def test_a_judge_writes_nothing_and_a_writer_judges_nothing(
         with pytest.raises(InvalidRequest) as refused:
             await embedded(made, TextPair("a", "b"))
         assert named(refused.value) == ["inputs"]
+        with pytest.raises((InvalidRequest, TextFailed)) as failed:
+            await judge(made, TextPair("\ud800", "a"))
+        assert isinstance(failed.value, InvalidRequest)
     async with engine(checkpoint_of("llama")) as made:
         assert made.model_info.generates and made.model_info.labels is None
         with pytest.raises(InvalidRequest) as refused:
@@ -162,6 +179,19 @@ async def test_an_update_of_weights_brings_its_own_head(llama_judge: Path, tmp_p
         ),
         ({"id2label": None, "num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2"), Activation.SOFTMAX, None),
         ({"id2label": None}, ("LABEL_0", "LABEL_1"), Activation.SOFTMAX, None),
+        ({"problem_type": "single_label_classification"}, LABELS, Activation.SOFTMAX, None),
+        (
+            {"id2label": {"0": "x"}, "problem_type": "single_label_classification"},
+            ("x",),
+            Activation.SIGMOID,
+            0,
+        ),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+            LABELS,
+            Activation.SIGMOID,
+            None,
+        ),
     ],
 )
 def test_labels_are_read_as_the_libraries_do(
@@ -210,6 +240,12 @@ async def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, change: Calla
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelLoadError, match=said):
         async with engine(directory):
+            pass
+
+
+async def test_labels_of_a_head_and_of_tokens_are_not_both_meant(llama_judge: Path) -> None:
+    with pytest.raises(ConfigError, match="has a classification head with labels of its own"):
+        async with engine(llama_judge, model_fields={"label_tokens": "y,n"}):
             pass
 
 

@@ -291,3 +291,11 @@ async def test_a_wake_up_that_got_lost_costs_one_period(tokenizer: Tokenizer, mo
         executor._completion._wake = wakes
         got, *_ = await asyncio.wait_for(read(engine, ask((4, 4), tokens=40)), 10)
         assert got == expected_output([4, 4], 40, tokenizer.vocab_size) and len(lost) == 4
+
+
+async def test_work_that_ends_as_an_iterator_does_is_not_waited_for_in_vain() -> None:
+    """asyncio's futures take no StopIteration, so one would leave its caller, and the turn of its thread, for ever."""
+    with ThreadPoolExecutor(1) as pool:
+        work = off_loop(pool, next, iter(()))
+        await asyncio.wait((work,), timeout=5)
+        assert work.done() and isinstance(work.exception(), WorkBroken)

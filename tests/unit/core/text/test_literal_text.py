@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers as library
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from core.errors import InvalidRequest
 from core.text.conversation import Conversation
@@ -171,6 +171,37 @@ def test_names_with_a_common_beginning_are_compared_once() -> None:
     pattern = longest_of(names)
     assert len(pattern) < 4000 and pattern.count("reserved") == 1
     assert re.fullmatch(pattern, names[-1]) and not re.search(pattern, "<|reserved_256|>")
+
+
+def test_of_names_that_begin_alike_the_longest_is_meant(turns: Tokenizer) -> None:
+    literal = LiteralText(turns.backend, turns._hf.unk_token_id)  # type: ignore[arg-type]
+    assert literal.encode("a</s>b</", chr(MARKS[0])) == turns.encode("a</s>b</", False)
+
+
+def test_what_the_template_writes_behind_a_marked_name_stays() -> None:
+    """Also where the end of that name and what follows would make another one."""
+    core = library.Tokenizer(models.WordLevel({"[UNK]": 0, "s": 1, ">": 2, "x": 3}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.add_special_tokens(["s>", ">x"])
+    literal = LiteralText(core, 0)
+    marked, mark = literal.marked(Conversation([{"content": "s>"}]))
+    assert literal.encode(marked.turns[0]["content"] + "x", mark) == [1, 2, 3]
+
+
+def test_a_normaliser_does_not_reach_the_other_names() -> None:
+    """It takes away what sets them apart from text, where a tokenizer has it look at special tokens too."""
+    core = library.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "[": 2, "END": 3, "]": 4}, unk_token="[UNK]"))
+    core.normalizer = normalizers.Replace(library.Regex("[^ -~]"), "")
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.add_special_tokens([AddedToken("[END]", normalized=True)])
+    literal = LiteralText(core, 0)
+    marked, mark = literal.marked(Conversation([{"content": "a[END]a"}]))
+    found: list[int] | InvalidRequest
+    try:
+        found = literal.encode(marked.turns[0]["content"] + "[END]", mark)
+    except InvalidRequest as refused:
+        found = refused
+    assert found == [1, 2, 3, 4, 1, 5]
 
 
 def test_a_model_that_has_them_among_its_pieces_refuses_by_field(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PythonBackend
+from transformers import AutoTokenizer, PythonBackend
 
+from core.errors import InvalidRequest
 from core.text.detokenizer import IncrementalDetokenizer
 from core.text.tokenizer import Tokenizer
 
@@ -79,3 +81,14 @@ def test_ids_beyond_byt5_add_nothing(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["pure_python"]
     ids = tokenizer.encode("naïve", False)
     assert tokenizer.decode([*ids[:3], tokenizer.vocab_size, *ids[3:], 10**6], True) == "naïve"
+
+
+def test_a_python_tokenizer_cuts_the_end_and_of_a_pair_the_second_text(families: dict[str, Path]) -> None:
+    theirs, ours = AutoTokenizer.from_pretrained(families["pure_python"]), Tokenizer.load(families["pure_python"])
+    assert ours.backend is None
+    ids, types = ours.encode_pair("abcdef", "ghijklmn", 12)
+    assert ids == theirs("abcdef", "ghijklmn", truncation="only_second", max_length=12)["input_ids"]
+    assert len(ids) == len(types) == 12
+    assert ours.encode_within("abcdef", 4) == theirs("abcdef", truncation=True, max_length=4)["input_ids"]
+    with pytest.raises(InvalidRequest, match="cannot say which tokens may be cut"):
+        ours.encode_within("abcdef", 4, (1, 5))

@@ -46,6 +46,12 @@ def test_bos_is_not_doubled(byte_level: Tokenizer) -> None:
     assert byte_level.encode("<s><s>a", add_special_tokens=True).count(bos) == 2  # type: ignore[arg-type]
 
 
+def test_a_bos_of_the_text_is_not_doubled_where_the_end_is_cut(byte_level: Tokenizer) -> None:
+    text = "<s>" + "a b c d " * 9
+    whole = byte_level.encode(text, add_special_tokens=True)
+    assert byte_level.encode_within(text, 8) == whole[:8]
+
+
 def test_chat_is_the_template_of_the_checkpoint(byte_level: Tokenizer) -> None:
     messages = [ChatMessage("system", "Be brief."), ChatMessage("user", "1+1?")]
     assert byte_level.has_chat_template

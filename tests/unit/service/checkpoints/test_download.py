@@ -37,6 +37,8 @@ def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         "1_Pooling/model.safetensors": b"a layer",
         "2_Dense/config.json": b"{}",
         "onnx/1/tokenizer.json": b"{}",
+        "1/model.safetensors": b"a layer",
+        "1x/model.safetensors": b"a layer",
     }
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -98,6 +100,7 @@ def test_every_kind_of_file_that_a_loader_reads_comes(hub: FakeHub) -> None:
     ]
     names += ["special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "qwen.tiktoken"]
     names += ["chat_template.jinja", "chat_template.json", "model-00002-of-00002.safetensors"]
+    names += ["sentencepiece.bpe.model", "spiece.model", "modules.json"]
     hub.files |= {name: name.encode() for name in names}
     download(NAME, None)
     assert set(hub.fetched()) >= {*names, "model.safetensors.index.json", "config.json", "model.safetensors"}
