@@ -14,7 +14,7 @@ from core.engine.api import EmbedCall, EngineState
 from core.engine.control import EngineControl
 from core.engine.embedding import EmbeddingCall, as_generation
 from core.engine.engine_parts import EngineParts
-from core.engine.labelling import TokenLabelCall, as_token_generation
+from core.engine.labelling import TokenLabelCall
 from core.engine.off_loop import in_daemon_thread
 from core.engine.pending_admissions import Arrivals
 from core.engine.prefixes import CachedPrefixes
@@ -140,9 +140,9 @@ class AsyncEngine:
         async def sequences(now: float) -> list[Req]:
             return await self._embeddings.sequences(request, request_id, now)
 
-        if self._embeddings.by_tokens(request):
-            return TokenLabelCall(await self._open(as_token_generation(request), request_id, sequences))
         stream = await self._open(as_generation(request), request_id, sequences)
+        if self._embeddings.by_tokens(request):
+            return TokenLabelCall(stream)
         return EmbeddingCall(request, stream, *self._embeddings.sizes(request))
 
     async def _open(

@@ -18,7 +18,7 @@ from core.attention.base import AttentionBackend
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.memory.kv_formats import KV_FORMATS
-from core.models.base import Model
+from core.models.base import Model, ModelSpec
 from core.models.invariance_proof import prove_invariance
 
 
@@ -83,14 +83,15 @@ def prove_deterministic(config: EngineConfig, model: Model, attention: Attention
         return
     served: Any = model
     if not getattr(served, "invariant", False):
-        kind = "an encoder" if model.spec.whole_prompts else "an encoder-decoder"
-        what = (
-            kind
-            if model.spec.whole_prompts or model.spec.encoder is not None
-            else "computed by the modules of transformers"
-        )
         raise ConfigError(
-            f"deterministic is not possible: {model.spec.architecture} is {what} here, whose sums go by the batch "
-            "(slipstream check without --deterministic tells more); serve it without"
+            f"deterministic is not possible: {model.spec.architecture} is {_computed(model.spec)} here, whose sums go "
+            "by the batch (slipstream check without --deterministic tells more); serve it without"
         )
     prove_invariance(model, attention, device, KV_FORMATS[config.model.kv_cache_dtype])
+
+
+def _computed(spec: ModelSpec) -> str:
+    """What computes a model without the promise, as a part of a sentence."""
+    if spec.whole_prompts:
+        return "an encoder"
+    return "an encoder-decoder" if spec.encoder is not None else "computed by the modules of transformers"

@@ -92,8 +92,8 @@ class InputProcessor:
         if request.token_ids is not None:
             ids = request.token_ids
         elif request.chat is not None:
-            said = sum(len(turn.content) + len(turn.more) for turn in request.chat)
-            self._refuse_long(said + sum(map(len, request.chat_tools)) + len(request.chat_arguments), field)
+            said = sum(turn.chars for turn in request.chat) + sum(map(len, request.chat_tools))
+            self._refuse_long(said + len(request.chat_arguments), field)
             ids = await self._chat_ids(request, request.chat)
         else:
             ids = await self.tokenize(request.text or "", caller=request.tenant)

@@ -13,7 +13,7 @@ from core.errors import ConfigError, RequestAborted
 from core.models.base import LabelHead, ModelSpec
 from core.models.config import read_checkpoint_config
 from core.text.tokenizer import Tokenizer
-from core.types.io import Delta, Embedding, EmbedRequest, EmbedResult, Finished, FinishReason, GenerateRequest, TextPair
+from core.types.io import Delta, Embedding, EmbedResult, Finished, FinishReason, TextPair
 from core.types.labels import Activation, Labels
 from core.types.sampling_params import SamplingParams
 
@@ -110,16 +110,5 @@ class TokenLabelCall:
 
 
 def next_tokens(labelling: Labelling) -> SamplingParams:
-    """What one input of a request is sampled with: one token, which nobody reads, and the numbers of the labels."""
+    """How an input is sampled: the step draws one token, which is dropped, and tells the numbers of the labels."""
     return SamplingParams(temperature=0.0, max_tokens=1, logprobs=True, logprob_token_ids=labelling.token_ids)
-
-
-def as_token_generation(request: EmbedRequest) -> GenerateRequest:
-    """`request` as queueing and ending see it, when its inputs are judged by their next tokens."""
-    return GenerateRequest(
-        sampling=SamplingParams(temperature=0.0, n=len(request.inputs)),
-        want_text=False,
-        deadline=request.deadline,
-        tenant=request.tenant,
-        speculative=False,
-    )

@@ -6,7 +6,8 @@ import torch
 
 from core.config import EngineConfig
 from core.machine import usable_cpus
-from core.models.loader import check_checkpoint, is_encoder
+from core.models.config import read_checkpoint_config
+from core.models.loader import is_encoder
 
 
 def use_threads(config: EngineConfig) -> None:
@@ -14,10 +15,10 @@ def use_threads(config: EngineConfig) -> None:
 
     An engine of tokens leaves a core to its event loop, which has work at every step of a few milliseconds. That of an
     encoder has none for most of a step: with all cores a step of two cores takes two thirds of the time. Raises
-    ModelLoadError for a checkpoint that cannot be served.
+    ModelLoadError for a configuration that cannot be read.
     """
     asked = config.executor.cpu_threads
-    if asked is None and is_encoder(check_checkpoint(config.model.path)):
+    if asked is None and is_encoder(read_checkpoint_config(config.model.path)):
         torch.set_num_threads(usable_cpus())
     else:
         torch.set_num_threads(config.executor.threads())

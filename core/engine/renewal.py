@@ -94,7 +94,8 @@ class Renewal:
         """
         config = dataclasses.replace(self._config, model=dataclasses.replace(self._config.model, path=str(directory)))
         device = self._streams.device
-        if (reason := why_not_same(self._configured, directory)) is not None:
+        reads_padding = self._serving.head is not None or self._serving.model.spec.whole_prompts
+        if (reason := why_not_same(self._configured, directory, reads_padding=reads_padding)) is not None:
             raise ModelLoadError(f"it is no other weights of the model that is served: its config.json has {reason}")
         # As at the start of the engine: the number is kept for each thread.
         use_threads(config)

@@ -38,7 +38,7 @@ def rehearse(state: DeviceState, speculator: Verification | None = None) -> None
     """Run what the attention backend names. A model that fails is served all the same; the log says what it said."""
     state.staging.touch_sizes(MOST_PINNED)
     attention = state.attention
-    if attention is None:
+    if attention is None or state.model.spec.whole_prompts:  # such a model has an attention of its own
         return
     named = attention.rehearsals(state.pool.size, state.streams.device)
     steps = [lens for lens in named if max(lens, default=1) <= state.pool.max_context_len]

@@ -16,8 +16,10 @@ from core.models.config import read_json
 NAME: Final = "config.json"
 OF_FILES: Final = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
 """Entries that say how a file was made, or what a server decides by itself."""
-ELSEWHERE: Final = frozenset({"eos_token_id", "pad_token_id"})
-"""Entries that are not read here: generation stops by what `ModelSpec` says."""
+ENDS: Final = "eos_token_id"
+"""Not read: generation stops by what `ModelSpec` says."""
+PADDING: Final = "pad_token_id"
+"""Read by what judges texts and by what counts positions from behind padding; trainers write one for all models."""
 MAX_TOLD: Final = 300
 """Characters of a refusal that come out of a file."""
 
@@ -40,24 +42,27 @@ def configuration(directory: Path) -> Mapping[str, Any]:
     return entries
 
 
-def why_not_same(served: Mapping[str, Any], directory: Path) -> str | None:
+def why_not_same(served: Mapping[str, Any], directory: Path, *, reads_padding: bool = False) -> str | None:
     """The first entry in which the configuration in `directory` differs from `served`; None where there is none.
 
-    None too where `served` is empty: what is emulated has no configuration. Raises ModelLoadError.
+    None too where `served` is empty: what is emulated has no configuration. `reads_padding`: whether the token of
+    padding counts. Raises ModelLoadError.
     """
     if not served:
         return None
     if not (directory / NAME).is_file():
         return "none"
+    unread = OF_FILES | {ENDS} if reads_padding else OF_FILES | {ENDS, PADDING}
     for name, value in read_json(directory / NAME).items():
-        if isinstance(value, int) and name in served and (told := _differs(name, served, value)) is not None:
+        counts = isinstance(value, int) and name in served.keys() - unread
+        if counts and (told := _differs(name, served, value)) is not None:
             return told
     found = configuration(directory)
-    differences = (_differs(name, served, found.get(name)) for name in sorted(served.keys() | found.keys()))
-    return next((told for told in differences if told is not None), None)
+    names = sorted((served.keys() | found.keys()) - unread)
+    return next((told for name in names if (told := _differs(name, served, found.get(name))) is not None), None)
 
 
 def _differs(name: str, served: Mapping[str, Any], value: Any) -> str | None:
-    if name in OF_FILES | ELSEWHERE or served.get(name) == value:
+    if served.get(name) == value:
         return None
     return f"{name} {value!r}, that of the served one {served.get(name)!r}"[:MAX_TOLD]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from core.errors import InvalidRequest
-from core.types.io import ChatMessage
+from core.types.io import ChatMessage, ToolCall
 
 SET_HERE: Final = frozenset(
     (
@@ -43,10 +43,7 @@ class Conversation:
 
         Raises InvalidRequest, which names the field, for what is no JSON object and for names of the server's own.
         """
-        turns = []
-        for place, message in enumerate(messages):
-            more = _object(message.more, f"chat.messages[{place}]") if message.more else {}
-            turns.append({"role": message.role, "content": message.content, **more})
+        turns = [_turn(message, f"chat.messages[{place}]") for place, message in enumerate(messages)]
         read = [_object(tool, f"chat.tools[{place}]") for place, tool in enumerate(tools)]
         given = _object(arguments, "chat.template_arguments") if arguments else {}
         for name in given:
@@ -59,6 +56,25 @@ class Conversation:
     def texts(self) -> Iterator[str]:
         """Every text in it, names of fields included."""
         return _texts([self.turns, self.tools, self.arguments])
+
+
+def _turn(message: ChatMessage, field: str) -> dict[str, Any]:
+    """The turn by the names that templates know."""
+    calls = [_call(call, f"{field}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)]
+    more: dict[str, Any] = {
+        "tool_calls": calls,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "reasoning_content": message.reasoning,
+    }
+    given = {name: value for name, value in more.items() if value}
+    return {"role": message.role, "content": message.content, **given}
+
+
+def _call(call: ToolCall, field: str) -> dict[str, Any]:
+    arguments = _object(call.arguments, f"{field}.arguments") if call.arguments else {}
+    named = {"id": call.id} if call.id else {}
+    return {"type": "function", "function": {"name": call.name, "arguments": arguments}, **named}
 
 
 def _texts(value: Any) -> Iterator[str]:

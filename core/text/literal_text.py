@@ -36,7 +36,7 @@ class LiteralText:
 
     def __init__(self, backend: tokenizers.Tokenizer, unknown: int | None = None) -> None:
         """`unknown`: id of what stands for characters that the vocabulary lacks; it is special, and ends nothing."""
-        self._backend, self._unknown = backend, unknown
+        self._backend = backend
         added = backend.get_added_tokens_decoder()
         special = {number: token.content for number, token in added.items() if token.special and token.content}
         self._numbers = frozenset(special) - {unknown}

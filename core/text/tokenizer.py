@@ -191,8 +191,8 @@ class Tokenizer:
             raise InvalidRequest.of("chat", "this model has no chat template; send text or token_ids")
         if not messages:
             raise InvalidRequest.of("chat", "needs at least one message")
-        size = sum(len(each.role) + len(each.content) + len(each.more) for each in messages)
-        if size + sum(map(len, tools)) + len(arguments) > MAX_CHAT_CHARS:
+        size = sum(each.chars for each in messages) + sum(map(len, tools)) + len(arguments)
+        if size > MAX_CHAT_CHARS:
             raise InvalidRequest.of("chat", f"more than {MAX_CHAT_CHARS} characters")
         conversation = Conversation.of(messages, tools, arguments, self._hf.special_tokens_map)
         for text in conversation.texts():

@@ -24,15 +24,34 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation, rendered by the checkpoint's own chat template.
+class ToolCall:
+    """A call of a tool. `arguments`: the text of a JSON object; empty for none."""
 
-    `more`: further fields of the turn, as the text of a JSON object; empty for none.
+    name: str
+    arguments: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation, rendered by the checkpoint's own chat template. What is empty is not there.
+
+    `tool_calls`: made in this turn. `tool_call_id`: the call whose result it is. `name`: of the speaker, or of the
+    tool. `reasoning`: thought before it was said.
     """
 
     role: str
     content: str
-    more: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
+
+    @property
+    def chars(self) -> int:
+        """How many characters were sent for it."""
+        calls = sum(len(call.name) + len(call.arguments) + len(call.id) for call in self.tool_calls)
+        return sum(map(len, (self.role, self.content, self.tool_call_id, self.name, self.reasoning))) + calls
 
 
 @dataclass(frozen=True, slots=True)

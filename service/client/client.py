@@ -251,10 +251,10 @@ class SlipstreamClient:
     async def classify(
         self, /, *inputs: Judged, raw_scores: bool = False, timeout: float | None = None, **fields: Any
     ) -> list[Classification]:
-        """The scores of every label for each input, a text, its token ids or a pair of texts. Raises CallFailed.
+        """The scores of every label for each input: a text, its token ids, or a tuple of two texts, which is a pair.
 
-        `raw_scores`: the model's numbers as they are. `fields` are further fields of ClassifyRequest; otherwise as
-        `embed`.
+        Raises CallFailed, and TypeError for a list of texts. `raw_scores`: the model's numbers as they are. `fields`
+        are further fields of ClassifyRequest; otherwise as `embed`.
         """
         request = classify_request(inputs, raw_scores=raw_scores, **fields)
         return classifications(await self._unary(self.stub.Classify, request, timeout))

@@ -57,12 +57,12 @@ def score_request(query: str, documents: Sequence[str], **fields: Any) -> pb.Sco
 
 
 def classify_input(given: Judged) -> pb.ClassifyInput:
-    """The message of one input. Raises TypeError for a sequence that is neither two texts nor ids."""
+    """The message of one input. Raises TypeError for a list of texts, which would be read as a pair, and other ones."""
     if isinstance(given, str):
         return pb.ClassifyInput(text=given)
     if given and all(isinstance(each, str) for each in given):
-        if len(given) != 2:
-            raise TypeError(f"a pair has two texts, not {len(given)}")
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise TypeError("a pair is a tuple of two texts; several texts are several arguments: classify(*texts)")
         first, second = given
         return pb.ClassifyInput(pair=pb.TextPair(first=str(first), second=str(second)))
     ids: Sequence[int] = given  # type: ignore[assignment]

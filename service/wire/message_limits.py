@@ -24,6 +24,8 @@ from service.wire.packed import label_score_bytes
 MAX_DETOKENIZE_IDS = 65_536
 """Most ids of one Detokenize call; the context length if that is more."""
 
+MAX_TOOLS = 128
+"""Most tools that one chat tells the model of."""
 MAX_EMBED_INPUTS = 128
 """Most inputs of one Embed or Classify call, and documents of one Score call."""
 MAX_EMBED_IDS = 131_072
@@ -51,11 +53,16 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
     kind, sampling = message.WhichOneof("input"), message.sampling_params
     ids = len(message.token_ids.ids) if kind == "token_ids" else 0
     turns = len(message.chat.messages) if kind == "chat" else 0
+    # Those of turns that are too many anyway are not walked.
+    calls = sum(len(turn.tool_calls) for turn in message.chat.messages) if 0 < turns <= info.max_input_length else 0
+    tools = len(message.chat.tools) if kind == "chat" else 0
     choices = len(message.constraint.choice.choices) if message.HasField("constraint") else 0
     for name, count, limit, noun in (
         ("token_ids.ids", ids, info.max_input_length, "tokens"),
-        # Each turn becomes at least one token in any template, so the token limit bounds turns too.
+        # Each turn becomes at least one token in any template, and each call too: the token limit bounds both.
         ("chat.messages", turns, info.max_input_length, "messages"),
+        ("chat.messages", calls, info.max_input_length, "tool calls"),
+        ("chat.tools", tools, MAX_TOOLS, "tools"),
         ("sampling_params.stop", len(sampling.stop), MAX_STOP_STRINGS, "strings"),
         ("sampling_params.stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids"),
         ("sampling_params.logprob_token_ids", len(sampling.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS, "ids"),

@@ -45,11 +45,12 @@ class Edge:
 def all_edges() -> list[Edge]:
     """The whole table."""
     from tests.security.attach_edges import attaches
+    from tests.security.chat_edges import chats
     from tests.security.constraint_edges import constraints
     from tests.security.judge_edges import judgements
 
     mine = [*numbers(), *switches(), *lists(), *biases(), *texts(), *prompts(), *waits(), *others(), *embeddings()]
-    return [*mine, *attaches(), *constraints(), *judgements()]
+    return [*mine, *attaches(), *chats(), *constraints(), *judgements()]
 
 
 def generate(name: str, refused: str | None = None, /, **fields: Any) -> Edge:

@@ -102,8 +102,9 @@ def test_the_table_covers_every_field() -> None:
         collect(edge.message, covered)
     both = ("GenerateRequest", "SamplingParams", "OutputOptions", "TokenizeRequest", "DetokenizeRequest")
     judged = ("ClassifyRequest", "ClassifyInput", "TextPair", "ScoreRequest")
+    spoken = ("Chat", "ChatMessage", "ToolCall")
     others = ("EmbedRequest", "EmbedInput", "Constraint", "Choice", "AttachRequest", "AttachPosition")
-    for name in (*both, *judged, *others):
+    for name in (*both, *judged, *spoken, *others):
         fields = {field.name for field in pb.DESCRIPTOR.message_types_by_name[name].fields}
         assert covered[name] == fields, name
 
@@ -137,6 +138,11 @@ FLOODS: dict[str, tuple[Callable[[], Any], str]] = {
     "wide ids": (lambda: pb.GenerateRequest(token_ids={"ids": [-1] * 400_000}), "token_ids.ids"),
     "turns": (lambda: turns([pb.ChatMessage(role="u", content="a")] * 500_000), "chat.messages"),
     "empty turns": (lambda: turns([pb.ChatMessage()] * 2 * MEGA), "chat.messages"),
+    "tool calls": (
+        lambda: turns([pb.ChatMessage(role="u", tool_calls=[pb.ToolCall(name="a")] * 500_000)]),
+        "chat.messages",
+    ),
+    "tools": (lambda: pb.GenerateRequest(chat=pb.Chat(tools=["{}"] * 500_000)), "chat.tools"),
     "text": (lambda: pb.GenerateRequest(text="a" * 4 * MEGA), "text"),
     "turn": (lambda: turns([pb.ChatMessage(role="u", content="a" * 4 * MEGA)]), "chat.messages"),
     "empty inputs": (lambda: pb.EmbedRequest(inputs=[pb.EmbedInput()] * 2 * MEGA), "inputs"),

@@ -6,7 +6,6 @@ What a text becomes depends on all of it, so it comes in one step, and nothing o
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -38,8 +37,6 @@ from core.models.hf.products import Products
 from core.models.hf.self_check import CheckResult
 from core.models.mapped import own
 from core.models.products.family import with_products
-
-logger = logging.getLogger(__name__)
 
 POOLER = "pooler."
 """Weights that checkpoints of encoders may lack: hidden states are made without them."""
@@ -88,7 +85,7 @@ class EncoderOnlyModel:
             ids, types = ids % self._spec.vocab_size, ids // self._spec.vocab_size
         if self.products is not None:
             self.products.begin(len(ids))
-        hidden = self._way.states(ids, types, batch.extend_lens_host.tolist())
+        hidden = self._way.states(ids, batch.positions, types, batch.extend_lens_host.tolist())
         if self.products is not None:
             self.products.end()
         if batch.wants_hidden:

@@ -90,12 +90,25 @@ def proved_way(base: PreTrainedModel, reference: EncoderReference, reach: int) -
     try:
         return _packed(base, reference, reach)
     except (Unsupported, NotImplementedError, TypeError, RuntimeError) as error:
-        logger.info("texts of one length are computed together, not all: the model %s", str(error).partition("\n")[0])
-    way = GroupedTexts(base, _unused_positions(base, reach))
+        logger.info("texts are computed side by side, not packed: the model %s", str(error).partition("\n")[0])
+    pad = _pad_of(base)
+    unseen = pad is not None and _is_unseen(base, pad, reference)
+    way = GroupedTexts(base, first_position(base), pad if unseen else None)
     apart = _difference(way, reference)
     if apart > _tolerance(base.dtype):
         raise Unsupported(f"gives texts of one step other hidden states than each alone, by {apart:.2g} of the largest")
     return way
+
+
+@torch.inference_mode()
+def _is_unseen(base: PreTrainedModel, pad: int, reference: EncoderReference) -> bool:
+    """Whether no token of a text sees what is behind a shorter one: other tokens there change nothing, bit for bit."""
+    types = reference.types if reference.token_types > 1 else None
+    first, second = (
+        GroupedTexts(base, 0, each).together(reference.ids, types) for each in (pad, pad - 1 if pad else 1)
+    )
+    pairs = zip(first, second, reference.ids, strict=True)
+    return all(torch.equal(one[: len(row)], other[: len(row)]) for one, other, row in pairs)
 
 
 def _packed(base: PreTrainedModel, reference: EncoderReference, reach: int) -> PackedTexts:
@@ -137,25 +150,41 @@ def _hints(base: PreTrainedModel) -> Iterator[int]:
 
 
 def _offsets(base: PreTrainedModel) -> tuple[int, ...]:
+    pad = _pad_of(base)
+    return (0,) if pad is None else (0, pad + 1)
+
+
+def _pad_of(base: PreTrainedModel) -> int | None:
     pad = getattr(base.config.get_text_config(), "pad_token_id", None)
-    return (0, pad + 1) if isinstance(pad, int) else (0,)
+    return pad if isinstance(pad, int) else None
 
 
 @torch.inference_mode()
-def _unused_positions(base: PreTrainedModel, reach: int) -> int:
-    """How many of the positions that the configuration names a text by its own cannot have: 0, or those up to padding.
+def first_position(base: PreTrainedModel) -> int:
+    """The position that `base` gives to the first token of a text: 0, or the one behind its padding.
 
-    Tried, since not every model says whether it counts from behind its padding.
+    Seen and not tried: a position too far ends the process on a GPU.
     """
-    for offset in _offsets(base):
+    seen: list[int] = []
+    steps = torch.arange(PROBE_TOKENS, device=base.device)
+
+    def look(module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        for each in (*given, *named.values()):
+            if isinstance(each, torch.Tensor) and each.dtype is torch.int64 and each.shape[-1:] == steps.shape:
+                row = each.reshape(-1, PROBE_TOKENS)[0]
+                if torch.equal(row - row[0], steps):
+                    seen.append(int(row[0]))
+
+    hooks = [
+        module.register_forward_pre_hook(look, with_kwargs=True) for module in base.modules() if module is not base
+    ]
+    try:
         # Token 0 or 1 is padding in most vocabularies, whatever a configuration says.
-        ids = torch.full((1, reach - offset), 3 if offset == 3 else 2, device=base.device)
-        try:
-            base(input_ids=ids)
-        except (IndexError, RuntimeError):
-            continue
-        return offset
-    return 0
+        base(input_ids=torch.full((1, PROBE_TOKENS), 3 if _pad_of(base) == 2 else 2, device=base.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(seen, default=0)
 
 
 def compared(way: Way, reference: EncoderReference, dtype: torch.dtype) -> CheckResult:
@@ -173,7 +202,8 @@ def _difference(way: Way, reference: EncoderReference) -> float:
     """The largest difference of hidden states of one step from those of each text alone, of the largest state."""
     types = torch.cat(reference.types) if reference.token_types > 1 else None
     try:
-        found = way.states(torch.cat(reference.ids), types, [len(row) for row in reference.ids])
+        places = torch.cat([torch.arange(len(row), device=row.device) for row in reference.ids])
+        found = way.states(torch.cat(reference.ids), places, types, [len(row) for row in reference.ids])
     except (IndexError, RuntimeError):  # positions that the model has no embeddings for
         return float("inf")
     return _relative(found.float(), torch.cat(reference.states))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,20 +67,18 @@ def load_module(
     method = quant_method(checkpoint)
     options = {**options, **(method.load_options() if method else {})}
     transformers_logging.disable_progress_bar()
-    if beside:
-        # It prints a table of the weights that are left out; what is missing otherwise is refused below, by name.
-        transformers_logging.set_verbosity_error()
     try:
-        loaded: Any = auto.from_pretrained(
-            checkpoint.path,
-            dtype=dtype_of(checkpoint, config, device),
-            trust_remote_code=False,
-            local_files_only=True,
-            use_safetensors=True,
-            attn_implementation="eager",
-            output_loading_info=True,
-            **options,
-        )
+        with _unprinted():
+            loaded: Any = auto.from_pretrained(
+                checkpoint.path,
+                dtype=dtype_of(checkpoint, config, device),
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,
+                attn_implementation="eager",
+                output_loading_info=True,
+                **options,
+            )
         model, info = loaded
         _refuse_guessed_weights(checkpoint, info, (*head_layers(model.config.get_text_config()), *beside))
         ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
@@ -91,6 +92,26 @@ def load_module(
         ) from error
     progress("weights", 1.0)
     return ready
+
+
+@contextmanager
+def _unprinted() -> Iterator[None]:
+    """Without what transformers prints of every load.
+
+    One is a table of weights that do not fit: they are refused by name, or left out. The other is a list of layers
+    that are not sharded, of models that no rank shards.
+    """
+    reporters = [
+        logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "distributed.tensor_parallel")
+    ]
+    before = [each.level for each in reporters]
+    for each in reporters:
+        each.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for each, level in zip(reporters, before, strict=True):
+            each.setLevel(level)
 
 
 def _refuse_guessed_weights(checkpoint: CheckpointConfig, info: dict[str, Any], heads: tuple[str, ...]) -> None:

@@ -42,7 +42,7 @@ COUNT = _Count()
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Who answers: the `server`, or without one an engine in this process."""
+    """Where a command is answered: by the `server`, or without one by an engine in this process."""
 
     server: str | None
     wait: float

@@ -207,10 +207,12 @@ async def test_it_ends_as_embed_does(serve: Serve) -> None:
     assert dict(died.value.trailing_metadata() or ()).get("grpc-retry-pushback-ms") == "-1"
 
 
-async def test_what_is_no_input_is_refused_where_the_call_was_made(serve: Serve) -> None:
+@pytest.mark.parametrize("given", [("a", "b", "c"), ["a", "b"], ["a"]])
+async def test_what_is_no_input_is_refused_where_the_call_was_made(given: Any, serve: Serve) -> None:
+    """Two texts in a list are more likely a list of texts than a pair."""
     async with serve(judge()) as serving:
-        with pytest.raises(TypeError, match="a pair has two texts, not 3"):
-            await serving.client.classify(("a", "b", "c"))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a pair is a tuple of two texts"):
+            await serving.client.classify(given)
         assert serving.engine.embedded == []
 
 

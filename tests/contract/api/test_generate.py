@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.errors import RequestFailed
-from core.types.io import ChatMessage, Delta, FinishReason, GenerateRequest, TokenLogprob
+from core.types.io import ChatMessage, Delta, FinishReason, GenerateRequest, TokenLogprob, ToolCall
 from service.client import CallFailed, Chunk, End, PromptChunk
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.support.fakes.fake_engine import FakeEngine, finished, held, token_at
@@ -95,9 +95,9 @@ async def test_tools_calls_and_further_names_reach_the_engine(serve: Serve) -> N
     assert json.loads(request.chat_arguments) == given["template_arguments"] and not request.special_tokens
     assert request.chat is not None
     first, second, third = request.chat
-    assert (first.role, first.content, json.loads(first.more)) == ("user", "é", {"name": "ann"})
-    assert json.loads(second.more) == {"tool_calls": [call], "reasoning_content": "hm"} and second.content == ""
-    assert json.loads(third.more) == {"tool_call_id": "c1"}
+    assert first == ChatMessage("user", "é", name="ann")
+    assert second == ChatMessage("assistant", "", (ToolCall("look", '{"far": 3}', "c1"),), reasoning="hm")
+    assert third == ChatMessage("tool", "there", tool_call_id="c1")
 
 
 @pytest.mark.parametrize(("asked", "told"), [(None, True), (True, True), (False, False)])

@@ -19,7 +19,6 @@ from core.config import EngineConfig, ExecutorConfig, LoraConfig, MemoryConfig, 
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.engine.embedding import as_generation
-from core.engine.labelling import as_token_generation
 from core.errors import (
     AdapterNotFound,
     DuplicateRequest,
@@ -309,5 +308,5 @@ async def test_what_a_request_says_of_its_turn_reaches_its_sequences(llama: Path
     async with engine(llama) as made:
         for req in await made._embeddings.sequences(request, "r", 0.0):
             assert {name: getattr(req, name) for name in said} == said
-    for queued in (as_generation(request), as_token_generation(request)):
-        assert (queued.tenant, queued.deadline, queued.sampling.n) == ("a", 9.0, 2)
+    queued = as_generation(request)
+    assert (queued.tenant, queued.deadline, queued.sampling.n) == ("a", 9.0, 2)

@@ -39,6 +39,8 @@ from tests.support.judges import change_config, judged_by_hand
 
 PACKED = ("bert", "roberta", "modernbert", "albert", "eurobert", "gemma3_text")
 GROUPED = ("mpnet", "deberta-v2", "convbert")
+SEE_PADDING = ("convbert", "mobilebert")
+"""By convolutions, or embeddings of the tokens beside each."""
 LABELS = {0: "bad", 1: "fine", 2: "good"}
 
 
@@ -64,10 +66,13 @@ def test_every_type_is_proved_and_its_window_is_that_of_its_configuration(
     model = loaded(directory)
     assert model.spec.context_length == LONGEST
     assert isinstance(model.way, PackedTexts) == (kind not in GROUPED_ENCODERS), kind
+    if isinstance(model.way, GroupedTexts):
+        assert (model.way.pad is None) == (kind in SEE_PADDING), kind
     prompts = make_prompts(9, LONGEST, seed=7)
     ids = torch.cat([torch.tensor(each) for each in prompts])
     with torch.inference_mode():
-        hidden = model.way.states(ids, None, [len(each) for each in prompts])
+        places = torch.cat([torch.arange(len(each)) for each in prompts])
+        hidden = model.way.states(ids, places, None, [len(each) for each in prompts])
     ends = np.cumsum([len(each) for each in prompts])
     starts = ends - [len(each) for each in prompts]
     if suffix:
@@ -247,7 +252,7 @@ def test_an_encoder_that_cannot_be_packed_says_why_in_the_log(tmp_path: Path, ca
     directory = make_encoder("mpnet", tmp_path)
     with caplog.at_level(logging.INFO):
         assert isinstance(loaded(directory).way, GroupedTexts)
-    assert "texts of one length are computed together" in caplog.text
+    assert "texts are computed side by side, not packed" in caplog.text
     assert "attention interface" in caplog.text
 
 

@@ -156,6 +156,9 @@ async def test_an_update_of_weights_brings_its_own_head(llama_judge: Path, tmp_p
         agree(await judge(made, (5, 6, 7)), judged_by_hand(llama_judge, [(5, 6, 7)]))
         await made.control.update_weights(WeightSource(path="other"), "two")
         agree(await judge(made, (5, 6, 7)), judged_by_hand(other, [(5, 6, 7)]))
+        change_config(other, pad_token_id=9)
+        with pytest.raises(InvalidRequest, match="pad_token_id 9"):
+            await made.control.update_weights(WeightSource(path="other"), "three")
 
 
 @pytest.mark.parametrize(

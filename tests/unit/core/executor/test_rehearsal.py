@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from tests.support.fakes.masked_attention import MaskedAttention
 from tests.support.fakes.traced_graphs import GraphStreams
 from tests.unit.core.attention.dense import LAYER
-from tests.unit.core.executor.test_decode_graphs import ROWS, WIDTH, SumModel, World
+from tests.unit.core.executor.test_decode_graphs import ROWS, SPEC, WIDTH, SumModel, World
 
 
 def rehearsing(patch: pytest.MonkeyPatch, steps: list[list[int]]) -> list[tuple[str, int, list[int]]]:
@@ -37,6 +38,13 @@ def test_what_the_backend_names_is_run_on_padding(monkeypatch: pytest.MonkeyPatc
     assert seen[:3] == wanted, "none that has no place"
     assert not world.pool.table.any() and not world.checks.counters.any()
     assert not world.kv.k(LAYER)[1:].any(), "slot 0 is padding"
+
+
+def test_whole_texts_are_not_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of whole texts attends by itself, and a step without one is nothing it knows."""
+    seen = rehearsing(monkeypatch, [[], [2]])
+    World(spec=replace(SPEC, whole_prompts=True, capturable=False))
+    assert not seen
 
 
 def test_it_runs_where_steps_run(monkeypatch: pytest.MonkeyPatch) -> None:

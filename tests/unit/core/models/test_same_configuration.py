@@ -43,6 +43,13 @@ def test_the_first_entry_that_differs_is_named(
     assert found is None if told is None else found is not None and found.startswith(told) and len(found) <= 300
 
 
+def test_the_token_of_padding_counts_where_it_is_read(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+    served = configuration(checkpoint_of("llama"))
+    directory = written(tmp_path, checkpoint_of("llama"), pad_token_id=7, eos_token_id=5)
+    assert why_not_same(served, directory) is None
+    assert (why_not_same(served, directory, reads_padding=True) or "").startswith("pad_token_id 7")
+
+
 def test_what_was_emulated_fits_anything_and_nothing_fits_no_file(
     checkpoint_of: Callable[[str], Path], tmp_path: Path
 ) -> None:

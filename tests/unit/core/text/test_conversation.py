@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from core.errors import InvalidRequest
 from core.text.conversation import DEEPEST, Conversation
 from core.text.tokenizer import Tokenizer
-from core.types.io import ChatMessage
+from core.types.io import ChatMessage, ToolCall
 from tests.unit.core.text.checkpoints import byte_level
 
 TEMPLATE = (
@@ -38,9 +38,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def messages() -> list[ChatMessage]:
-    more = [{name: value for name, value in turn.items() if name not in ("role", "content")} for turn in TURNS]
+    look = ToolCall("look", json.dumps(CALLS[0]["function"]["arguments"]), "c1")  # type: ignore[index]
     return [
-        ChatMessage(turn["role"], turn["content"], json.dumps(each)) for turn, each in zip(TURNS, more, strict=True)
+        ChatMessage("user", "where?", name="ann"),
+        ChatMessage("assistant", "", (look,), reasoning="hm"),
+        ChatMessage("tool", "there", tool_call_id="c1"),
     ]
 
 
@@ -94,3 +96,19 @@ def test_what_cannot_be_given_is_refused(
 def test_as_deep_as_may_be_is_read() -> None:
     inside = '{"a": ' + "[" * (DEEPEST - 1) + "]" * (DEEPEST - 1) + "}"
     assert Conversation.of([ChatMessage("user", "a")], [inside]).tools[0]["a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("{", "not valid JSON"), ("[]", "must be a JSON object"), (DEEP, "nested more than"), ("[" * 995, "not valid")],
+)
+def test_arguments_of_a_call_are_an_object(directory: Path, arguments: str, said: str) -> None:
+    turns = [ChatMessage("user", "a"), ChatMessage("assistant", "", (ToolCall("a"), ToolCall("a", arguments)))]
+    with pytest.raises(InvalidRequest, match=said) as refused:
+        Tokenizer.load(directory).render_chat(turns)
+    assert [each.field for each in refused.value.violations] == ["chat.messages[1].tool_calls[1].arguments"]
+
+
+def test_a_call_without_arguments_has_none(directory: Path) -> None:
+    turns = [ChatMessage("assistant", "", (ToolCall("a"),))]
+    assert Tokenizer.load(directory).render_chat(turns).endswith(":a{}<|assistant|>")

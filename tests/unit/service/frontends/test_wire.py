@@ -33,6 +33,7 @@ from core.types.io import (
     TextPair,
     Timing,
     TokenLogprob,
+    ToolCall,
     Usage,
 )
 from core.types.labels import Activation, Labels
@@ -56,6 +57,13 @@ VALUES = [
     GenerateRequest("d", "t", speculative=False),
     GenerateRequest("c", "t", constraint=Constraint(ConstraintKind.REGEX, "a|b")),
     GenerateRequest("b", chat=(ChatMessage("user", "é\ud800"),), deadline=12.5, cache_salt="alice\0", adapter="x"),
+    GenerateRequest(
+        "e",
+        chat=(ChatMessage("a", "b", (ToolCall("look", "{}", "c1"), ToolCall("x")), "c", "n", "r"),),
+        chat_tools=("{}",),
+        chat_arguments='{"a": 1}',
+        special_tokens=True,
+    ),
     EmbedRequest(("text", (1, 2)), pooling=Pooling.MEAN, dimensions=3),
     EmbedRequest(("a", TextPair("é", "d"), (1, 2)), pooling=Pooling.LABELS),
     info_with(labels=Labels(("bad", "fine"), Activation.SIGMOID, relevance=1), generates=False),

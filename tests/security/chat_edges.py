@@ -1,0 +1,47 @@
+"""Conversations at their edges: tools, calls, further names, and special tokens that are written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from service.pb.slipstream.v1 import inference_pb2 as pb
+from tests.security.edges import Edge, generate, short
+
+TOOL = '{"type": "function", "function": {"name": "look", "parameters": {"properties": {}}}}'
+CALLS = "chat.messages[0].tool_calls"
+
+
+def asked(name: str, refused: str | None = None, *, turn: dict[str, Any] | None = None, **fields: Any) -> Edge:
+    """A chat of one turn with these fields."""
+    message = pb.ChatMessage(**{"role": "user", "content": "a", **(turn or {})})
+    return generate(name, refused, chat=pb.Chat(messages=[message], **fields), **short())
+
+
+def chats() -> Iterator[Edge]:
+    """Each field empty, whole, broken, and too much of it."""
+    everything = {"name": "n", "reasoning": "r", "tool_call_id": "c", "tool_calls": [call()]}
+    yield asked("a turn with everything", turn=everything)
+    yield asked("special tokens that are meant", turn={"content": "</s>"}, special_tokens=True)
+    yield asked("special tokens that are not", turn={"content": "</s>" * 20}, special_tokens=False)
+    yield asked("one tool", tools=[TOOL])
+    yield asked("128 tools", tools=["{}"] * 128)
+    yield asked("129 tools", "chat.tools", tools=["{}"] * 129)
+    yield asked("200,000 tools", "chat.tools", tools=["{}"] * 200_000)
+    yield asked("a tool that is none", "chat.tools[1]", tools=[TOOL, ""])
+    yield asked("a name for the template", template_arguments='{"enable_thinking": false}')
+    yield asked("no names for the template", template_arguments="{}")
+    yield asked("a name of the server", "chat.template_arguments", template_arguments='{"messages": []}')
+    yield asked("further names that are no object", "chat.template_arguments", template_arguments="[]")
+    yield asked("a number without end", "chat.template_arguments", template_arguments='{"a": ' + "9" * 5000 + "}")
+    yield asked("a call without a name", f"{CALLS}[0].name", turn={"tool_calls": [pb.ToolCall()]})
+    yield asked("a call without arguments", turn={"tool_calls": [call("")]})
+    for depth in (65, 900, 990, 100_000):
+        nested = '{"a":' + "[" * depth + "]" * depth + "}"
+        yield asked(f"arguments {depth} deep", f"{CALLS}[0].arguments", turn={"tool_calls": [call(nested)]})
+    yield asked("many calls", "chat.messages", turn={"tool_calls": [call()] * 300_000})
+
+
+def call(arguments: str = '{"far": 3}') -> pb.ToolCall:
+    """A call of a tool."""
+    return pb.ToolCall(id="c1", name="look", arguments=arguments)
