@@ -13,6 +13,28 @@ KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
 NATIVE = ("auto", "wait", "off")
+ANSWER_FORMS = (
+    "auto",
+    "none",
+    "checkpoint",
+    "gpt-oss",
+    "gemma4",
+    "deepseek",
+    "kimi-k2",
+    "mistral-args",
+    "mistral",
+    "glm4",
+    "deepseek-dsml",
+    "minimax",
+    "seed-oss",
+    "nemotron",
+    "command",
+    "granite",
+    "qwen3-coder",
+    "hermes",
+    "llama3",
+    "think",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +90,14 @@ class ModelConfig:
         choices=KV_CACHE_DTYPES,
     )
     """A name of `core.memory.kv_formats`."""
+    answer_form: str = setting(
+        "auto",
+        "Model",
+        "How the model writes thoughts and calls, for answers that are read: known by marks in its chat template "
+        "(auto), by name, as the checkpoint's response_template declares it (checkpoint: trust its patterns), or none.",
+        choices=ANSWER_FORMS,
+    )
+    """A name of `core.text.answers.known_forms`."""
     label_tokens: str = setting(
         "",
         "Model",

@@ -20,7 +20,7 @@ from core.engine.pending_admissions import Arrivals
 from core.engine.prefixes import CachedPrefixes
 from core.engine.streams.open_streams import LiveStreams
 from core.engine.streams.output_processor import OutputProcessor
-from core.engine.streams.pending_output import pending_output
+from core.engine.streams.pending_output import pending_outputs
 from core.engine.streams.reader_turns import Turnstile
 from core.engine.streams.token_stream import TokenStream
 from core.engine.wakeup import Wakeup
@@ -36,6 +36,7 @@ from core.errors import (
     Unsupported,
 )
 from core.scheduler.outputs import Ending
+from core.text.answers.answer_reader import AnswerReader
 from core.types.adapters import AdapterList, AdapterLoad
 from core.types.control import Activity
 from core.types.io import EmbedRequest, FinishReason, GenerateRequest, Started
@@ -54,10 +55,8 @@ class AsyncEngine:
     def __init__(self, built: EngineParts) -> None:
         self._config = built.config
         self._inputs, self._embeddings = built.inputs, built.embeddings
-        self._adapters = built.adapters
-        self._grammars = built.grammars
-        self.model_info = built.model_info
-        self.lanes = built.lanes
+        self._adapters, self._grammars = built.adapters, built.grammars
+        self.model_info, self.lanes = built.model_info, built.lanes
         self._live: dict[str, TokenStream] = {}
         self.open_streams = LiveStreams(self._live, built.adapters.table)
         self._arriving = Arrivals()
@@ -121,15 +120,18 @@ class AsyncEngine:
         self._inputs.adapters.slot(request.adapter)
         request_id = request.request_id or uuid.uuid4().hex
 
+        readers: list[AnswerReader] = []
+
         async def sequences(now: float) -> list[Req]:
             prompt = await self._inputs.prompt_ids(request)
             grammar = None
             if request.constraint is not None:
                 compiling = self._grammars.grammar(request.constraint, request.tenant)
                 grammar = await self._arriving.wait(request_id, compiling, request.deadline)
+            readers.extend(await self._inputs.answer_readers(request, prompt))
             return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now, grammar)
 
-        return await self._open(request, request_id, sequences)
+        return await self._open(request, request_id, sequences, readers)
 
     async def embed(self, request: EmbedRequest) -> EmbedCall:
         """Like `generate`, for one vector per input: returns once every input is queued, and raises the same."""
@@ -146,9 +148,13 @@ class AsyncEngine:
         return EmbeddingCall(request, stream, *self._embeddings.sizes(request))
 
     async def _open(
-        self, request: GenerateRequest, request_id: str, sequences: Callable[[float], Awaitable[list[Req]]]
+        self,
+        request: GenerateRequest,
+        request_id: str,
+        sequences: Callable[[float], Awaitable[list[Req]]],
+        readers: Sequence[AnswerReader] = (),
     ) -> TokenStream:
-        """Queue the sequences that `sequences(now)` makes of `request`; it may tokenise and compile for a while."""
+        """Queue the sequences that `sequences(now)` makes of `request`; it may work a while, and fill `readers`."""
         if request_id in self._live or request_id in self._arriving:
             raise DuplicateRequest("a live request has this request_id")
         with self._arriving.entered(request_id):
@@ -158,7 +164,7 @@ class AsyncEngine:
         # Asked again: time has passed, so the engine may drain by now, or the queue may be full.
         self.refuse_unless_ready()
         self._refuse_if_late_or_full(request, time.monotonic())
-        return self._enter(request, request_id, reqs)
+        return self._enter(request, request_id, reqs, readers)
 
     def abort(self, request_id: str) -> bool:
         """End the request as CANCELLED if it is live or on its way to the queue; returns whether it was."""
@@ -253,9 +259,11 @@ class AsyncEngine:
         if not self._scheduler.has_room(request.tenant, request.sampling.n):
             raise Overloaded("the waiting queue is full", reason="QUEUE_FULL")
 
-    def _enter(self, request: GenerateRequest, request_id: str, reqs: list[Req]) -> TokenStream:
+    def _enter(
+        self, request: GenerateRequest, request_id: str, reqs: list[Req], readers: Sequence[AnswerReader]
+    ) -> TokenStream:
         with self._inputs.failures.told():
-            outputs = [pending_output(req, self._inputs.tokenizer, want_text=request.want_text) for req in reqs]
+            outputs = pending_outputs(reqs, readers, self._inputs.tokenizer, want_text=request.want_text)
         started = Started(request_id, reqs[0].input_len, weight_version=self.control.version)
         stream = self._outputs.stream(started, outputs, self._abort_stream, self._turnstile)
         stream.reqs = reqs

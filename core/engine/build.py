@@ -20,9 +20,10 @@ from core.engine.build_pools import Pools, build_pools
 from core.engine.built_engine import BuiltEngine
 from core.engine.determinism import prove_deterministic, settled
 from core.engine.embedding_inputs import EmbeddingInputs
+from core.engine.encoder_input import encoder_input
 from core.engine.engine_parts import StepExecutor
 from core.engine.grammar.compiler import GrammarCompiler
-from core.engine.input_processor import InputProcessor, encoder_input
+from core.engine.input_processor import InputProcessor
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
 from core.engine.math_threads import use_threads
@@ -54,6 +55,7 @@ from core.sampling.registry import build_sampler
 from core.scheduler.draft_depth import AdaptiveDepth
 from core.scheduler.rejoining import Rejoining
 from core.scheduler.scheduler import Emit, Scheduler
+from core.text.answers.answer_form import answer_form
 from core.text.tokenizer import Tokenizer
 from core.types.io import ModelInfo, Pooling
 from core.types.sampling_params import SamplingParams
@@ -131,7 +133,7 @@ def assemble(
         embeddings=embeddings,
         adapters=pools.adapters.loader,
         grammars=grammars,
-        model_info=_model_info(config, model, tokenizer, pools, grammars.backend, embeddings.labelling),
+        model_info=_model_info(config, model, tokenizer, pools, grammars.backend, inputs, embeddings.labelling),
         new_executor=lambda wake: _build_executor(config, renewal.began(runner or build_runner()), wake),
         new_scheduler=lambda executor, emit: _build_scheduler(
             config, model.spec, streams, pools, executor, emit, lanes, speculation
@@ -153,6 +155,7 @@ def _build_inputs(
         pools.adapters.table,
         encoder_input(spec.encoder, pools.max_input_length),
         pools.max_input_length,
+        answer_form(config.model.answer_form, tokenizer.template, tokenizer.response_template),
     )
     labelling = labelling_of(config.model, spec, tokenizer, head)
     return inputs, EmbeddingInputs(
@@ -256,6 +259,7 @@ def _model_info(
     tokenizer: Tokenizer,
     pools: Pools,
     grammar_backend: str | None,
+    inputs: InputProcessor,
     labelling: Labelling | None,
 ) -> ModelInfo:
     spec = model.spec
@@ -273,6 +277,7 @@ def _model_info(
         quantization=spec.quantization,
         embedding_dimension=spec.hidden_size,
         grammar_backend=grammar_backend or "",
+        answer_form=inputs.answer_form,
         path=config.model.path,
         pooling=_pooling(config, spec),
         labels=None if labelling is None else labelling.labels,

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from core.engine.adapters.table import AdapterTable
+from core.engine.encoder_input import EncoderInput
 from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
-from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.sampling.uniform import derive_seed
+from core.text.answers.answer_form import AnswerForm
+from core.text.answers.answer_reader import PROMPT_TOKENS, AnswerReader
 from core.text.chat_renderer import PROCESSES
 from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
+from core.types.chat import UNKNOWN_FORM, ChatMessage
 from core.types.constraint import conflicts
 from core.types.grammar import Grammar
-from core.types.io import ChatMessage, GenerateRequest, TextPair
+from core.types.io import GenerateRequest, TextPair
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
@@ -52,8 +55,11 @@ class InputProcessor:
         adapters: AdapterTable | None = None,
         encoder: EncoderInput | None = None,
         max_input: int | None = None,
+        answers: AnswerForm | None = None,
     ) -> None:
         """`context_length`: tokens. `max_input`: of a prompt; None leaves room for one token of output.
+
+        `answers`: how the model writes them, if that is known.
 
         `seed`: of the generator that seeds requests without a seed of their own; None is a random one.
         """
@@ -65,6 +71,7 @@ class InputProcessor:
         self.adapters = AdapterTable() if adapters is None else adapters
         self._encoder = encoder
         self._max_input = max_input or (context_length - 1 if encoder is None else encoder.max_tokens)
+        self._answers = answers
         self._random = random.Random(seed)
         self._workers = Workers(2, "slipstream-text")
         # Chats have threads of their own: a template that takes long must not hold up texts.
@@ -104,6 +111,31 @@ class InputProcessor:
         if self._encoder is not None and not self._memory.fits_alone(1, len(prompt)):
             raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold for the encoder")
         return prompt
+
+    @property
+    def answer_form(self) -> str:
+        """The name of the form in which the model writes answers; empty if that is not known."""
+        return "" if self._answers is None else self._answers.name
+
+    async def answer_readers(self, request: GenerateRequest, prompt: Ints) -> list[AnswerReader]:
+        """One reader for each output of `prompt`, int64[n], made off the loop; none if its answer is not to be read.
+
+        Raises InvalidRequest, field `chat.parse_answer`, if it is not known how the model writes answers.
+        """
+        form = self._answers
+        if not request.parse_answer:
+            return []
+        if form is None:
+            raise InvalidRequest.of("chat.parse_answer", UNKNOWN_FORM)
+        tail, texts = prompt[-PROMPT_TOKENS:].tolist(), request.chat_tools
+
+        def readers() -> list[AnswerReader]:
+            begun = self.tokenizer.decode(tail, skip_special_tokens=False)
+            tools = [json.loads(text) for text in texts]
+            return [AnswerReader(form, begun, tools) for _ in range(request.sampling.n)]
+
+        with self.failures.told():
+            return await self._workers.run(readers, caller=request.tenant, long=sum(map(len, texts)) > LONG_CHARS)
 
     async def cut_ids(self, text: str, part: tuple[int, int] | None = None, caller: str = "") -> Ints:
         """As `prompt_ids` of a text, but without what is too long at the end of it, or of characters `part`."""
@@ -300,28 +332,3 @@ class InputProcessor:
         long = len(text) > LONG_CHARS
         with self.failures.told():
             return await self._workers.run(self.tokenizer.encode, text, add_special_tokens, caller=caller, long=long)
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """How an input reaches an encoder-decoder: the encoder reads it, and the decoder starts from the checkpoint's ids.
-
-    `max_tokens`: of the longest input.
-    """
-
-    spec: EncoderSpec
-    max_tokens: int
-
-    def sides(self, ids: Ints) -> dict[str, Any]:
-        """Fields of the `Req` for a client that sent `ids`, int64[L]."""
-        return {
-            "prompt": np.array(self.spec.start_ids, np.int64),
-            "encoder_ids": ids,
-            "forced_first": self.spec.forced_first,
-            "forced_last": self.spec.forced_last,
-        }
-
-
-def encoder_input(spec: EncoderSpec | None, max_tokens: int) -> EncoderInput | None:
-    """The `EncoderInput` for `spec`; None for a model without an encoder."""
-    return None if spec is None else EncoderInput(spec, max_tokens)

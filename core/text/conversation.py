@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from core.errors import InvalidRequest
-from core.types.io import ChatMessage, ToolCall
+from core.types.chat import ChatMessage, ToolCall
 
 SET_HERE: Final = frozenset(
     (

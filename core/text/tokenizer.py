@@ -20,7 +20,7 @@ from core.text.chat_process import template_reason
 from core.text.chat_renderer import ChatRenderer
 from core.text.conversation import Conversation
 from core.text.literal_text import NOT_TEXT, LiteralText
-from core.types.io import ChatMessage
+from core.types.chat import ChatMessage
 
 MAX_CHAT_CHARS: Final = 4 << 20
 """Most characters of a conversation, before and after rendering: beyond any context, and still fast to render."""
@@ -48,6 +48,11 @@ class Tokenizer:
         self.bos_token_id: int | None = hf.bos_token_id
         self.eos_token_id: int | None = hf.eos_token_id
         self.has_chat_template: bool = bool(hf.chat_template)
+        template = hf.chat_template or ""
+        self.template: str = template if isinstance(template, str) else "\n".join(template.values())
+        """The source of the chat template, of all if there are several; empty if there is none."""
+        self.response_template: dict[str, Any] | None = getattr(hf, "response_template", None)
+        """What the checkpoint declares of the form of answers, for the parser of `transformers`."""
         self.special_ids: frozenset[int] = _special_ids(hf, self.backend)
         """Ids that `decode` leaves out when it skips special tokens."""
         self._bos_token: str | None = hf.bos_token

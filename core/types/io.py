@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from core.types.chat import AnswerPart, ChatMessage
 from core.types.constraint import Constraint
 from core.types.labels import Labels
 from core.types.sampling_params import SamplingParams
@@ -21,37 +22,6 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool. `arguments`: the text of a JSON object; empty for none."""
-
-    name: str
-    arguments: str = ""
-    id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation, rendered by the checkpoint's own chat template. What is empty is not there.
-
-    `tool_calls`: made in this turn. `tool_call_id`: the call whose result it is. `name`: of the speaker, or of the
-    tool. `reasoning`: thought before it was said.
-    """
-
-    role: str
-    content: str
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str = ""
-    name: str = ""
-    reasoning: str = ""
-
-    @property
-    def chars(self) -> int:
-        """How many characters were sent for it."""
-        calls = sum(len(call.name) + len(call.arguments) + len(call.id) for call in self.tool_calls)
-        return sum(map(len, (self.role, self.content, self.tool_call_id, self.name, self.reasoning))) + calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +59,8 @@ class GenerateRequest:
     """What the chat template gets as tools: texts of JSON objects."""
     chat_arguments: str = ""
     """Further names for the chat template, as the text of a JSON object; empty for none."""
+    parse_answer: bool = False
+    """Whether the answer to `chat` is read: deltas then have `parts` in place of `text`."""
 
 
 class Pooling(Enum):
@@ -218,7 +190,8 @@ class Delta:
     Where log probabilities of the prompt are wanted, its tokens come first, at places below 0: -1 is the last. No delta
     has tokens of both.
 
-    Text can lag behind ids, while a stop string or a UTF-8 character is still incomplete.
+    Text can lag behind ids, while a stop string or a UTF-8 character is still incomplete. `parts`: of an answer that is
+    read; there is no text then.
     """
 
     index: int
@@ -226,6 +199,7 @@ class Delta:
     token_ids: tuple[int, ...]
     text: str = ""
     logprobs: Sequence[TokenLogprob] = ()
+    parts: tuple[AnswerPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +244,8 @@ class ModelInfo:
     """What `Pooling.LABELS` gives a number for; None if the model judges nothing."""
     generates: bool = True
     """Whether the model puts out text: one with a classification head, or an encoder alone, does not."""
+    answer_form: str = ""
+    """How the model writes thoughts and calls, by the name of the form; empty if that is not known."""
     grammar_backend: str = ""
     """Library that constraints are compiled with; empty if there is none."""
     path: str = ""

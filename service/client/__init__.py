@@ -5,6 +5,9 @@ async with SlipstreamClient("127.0.0.1:50051") as client:
 """
 
 from service.client.adapters import AdapterClient as AdapterClient
+from service.client.answers import Call as Call
+from service.client.answers import Part as Part
+from service.client.answers import answer_turn as answer_turn
 from service.client.blocking import SyncSlipstreamClient as SyncSlipstreamClient
 from service.client.client import (
     FLEET_CONFIG as FLEET_CONFIG,

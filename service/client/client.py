@@ -142,6 +142,7 @@ class SlipstreamClient:
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] = MappingProxyType({}),
         special_tokens: bool = False,
+        parse_answer: bool = False,
         on_started: Callable[[str], None] | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Chunk | End | PromptChunk, None]:
@@ -149,11 +150,12 @@ class SlipstreamClient:
 
         `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
         {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
-        With `speculative=False` no tokens are guessed. `tools`, `template_arguments` and `special_tokens` are for
-        chats, as Chat of the API has them. Leaving the loop early cancels the call. A `resumable` stream goes on by
-        itself after a broken connection. It gets a random id if it has none. Leaving its loop early aborts the request.
-        `on_started` is called with the incarnation of a resumable stream, by which `attach` finds it and no other of
-        its id; again after each broken connection.
+        With `speculative=False` no tokens are guessed. `tools`, `template_arguments`, `special_tokens`, `parse_answer`
+        are for chats, as Chat of the API has them. Leaving the loop early cancels the call.
+
+        A `resumable` stream goes on by itself after a broken connection. It gets a random id if it has none. Leaving
+        its loop early aborts the request. `on_started` is called with the incarnation of a resumable stream, by which
+        `attach` finds it and no other of its id; again after each broken connection.
         """
         if resumable:
             request_id = request_id or uuid.uuid4().hex
@@ -168,11 +170,12 @@ class SlipstreamClient:
             resumable=resumable,
             speculative=speculative,
         )
-        if tools or template_arguments or special_tokens:
-            request.chat.CopyFrom(chat_options(tools, template_arguments, special_tokens))
+        is_chat = bool(tools or template_arguments or special_tokens or parse_answer)
+        if is_chat:
+            request.chat.CopyFrom(chat_options(tools, template_arguments, special_tokens, parse_answer))
         set_input(request, prompt)
-        if (tools or template_arguments or special_tokens) and not request.HasField("chat"):
-            raise ValueError("tools, template_arguments and special_tokens are for chats: give messages")
+        if is_chat and not request.HasField("chat"):
+            raise ValueError("tools, template_arguments, special_tokens and parse_answer are for chats: give messages")
         if resumable:
             events = ResumedCall(self, request, timeout).events()
         else:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from service.client.answers import Part, parts_of
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
 
@@ -24,6 +25,8 @@ class Chunk:
     text: str
     logprobs: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...] = ()
     chosen_logprobs: tuple[tuple[float, ...], ...] = ()
+    parts: tuple[Part, ...] = ()
+    """What is new in an answer that the server reads (`parse_answer`); there is no text then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def _event(response: pb.GenerateResponse | pb.AttachResponse, started_version: s
         delta = response.delta
         logprobs = _told(delta.logprobs)
         chosen = tuple(tuple(entry.chosen_logprobs) for entry in delta.logprobs)
-        told_of = (tuple(delta.token_ids), delta.text, logprobs, chosen if any(chosen) else ())
+        told_of = (tuple(delta.token_ids), delta.text, logprobs, chosen if any(chosen) else (), parts_of(delta.parts))
         return Chunk(response.request_id, delta.index, delta.position, *told_of)
     if kind == "finished":
         end = response.finished

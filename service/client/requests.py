@@ -42,9 +42,12 @@ def _turn(given: Mapping[str, Any]) -> pb.ChatMessage:
     )
 
 
-def chat_options(tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any], special_tokens: bool) -> pb.Chat:
+def chat_options(
+    tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any], special_tokens: bool, parse_answer: bool
+) -> pb.Chat:
     """What a conversation has beside its turns."""
     return pb.Chat(
+        parse_answer=parse_answer,
         tools=map(json.dumps, tools),
         template_arguments=json.dumps(arguments) if arguments else "",
         special_tokens=special_tokens,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from core.errors import FieldViolation
-from core.types.io import ChatMessage, ModelInfo, ToolCall
+from core.types.chat import UNKNOWN_FORM, AnswerKind, AnswerPart, ChatMessage, ToolCall
+from core.types.io import ModelInfo
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
 MAX_ROLE_CHARS: Final = 64
@@ -16,6 +17,8 @@ def chat_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolation]:
     """The violations of a conversation that no template would change."""
     if not info.has_chat_template:
         yield FieldViolation("chat", "the served model has no chat template; use text or token_ids")
+    if chat.parse_answer and not info.answer_form:
+        yield FieldViolation("chat.parse_answer", UNKNOWN_FORM)
     if not chat.messages:
         yield FieldViolation("chat.messages", "must not be empty")
     for i, turn in enumerate(chat.messages):
@@ -33,9 +36,20 @@ def chat_fields(chat: pb.Chat) -> dict[str, Any]:
         "special_tokens": chat.special_tokens,
         "chat_tools": tuple(chat.tools),
         "chat_arguments": chat.template_arguments,
+        "parse_answer": chat.parse_answer,
     }
 
 
 def _turn(turn: pb.ChatMessage) -> ChatMessage:
     calls = tuple(ToolCall(call.name, call.arguments, call.id) for call in turn.tool_calls)
     return ChatMessage(turn.role, turn.content, calls, turn.tool_call_id, turn.name, turn.reasoning)
+
+
+def answer_part(part: AnswerPart) -> pb.AnswerPart:
+    """The message of a piece of an answer."""
+    call = part.call
+    if call is not None:
+        return pb.AnswerPart(tool_call=pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments))
+    if part.kind is AnswerKind.REASONING:
+        return pb.AnswerPart(reasoning=part.text)
+    return pb.AnswerPart(content=part.text)

@@ -56,6 +56,7 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
         embedding_dimension=info.embedding_dimension or None,
         grammar_backend=info.grammar_backend,
         no_generation=not info.generates,
+        answer_form=info.answer_form,
         default_pooling=_DEFAULTS[info.pooling] if info.embedding_dimension else None,
         **_label_facts(info),
     )

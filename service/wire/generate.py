@@ -32,7 +32,7 @@ from core.types.io import (
 from core.types.sampling_params import SamplingParams
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.tenant_ids import public_id
-from service.wire.chat import chat_fields, chat_violations
+from service.wire.chat import answer_part, chat_fields, chat_violations
 from service.wire.message_limits import refuse_oversized
 
 MAX_REQUEST_ID_CHARS = 128
@@ -163,6 +163,10 @@ def _option_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
             yield FieldViolation(f"output_options.{name}", f"differs from sampling_params.{name}; set one of them")
     if message.resumable and sampling.HasField("prompt_logprobs"):
         yield FieldViolation("sampling_params.prompt_logprobs", "cannot be combined with resumable")
+    if message.chat.parse_answer and message.resumable:
+        yield FieldViolation("chat.parse_answer", "cannot be combined with resumable")
+    if message.chat.parse_answer and message.output_options.HasField("text") and not message.output_options.text:
+        yield FieldViolation("chat.parse_answer", "needs the text that output_options.text leaves out")
 
 
 def seconds(duration: Duration) -> float:
@@ -225,6 +229,9 @@ class ResponseEncoder:
         if event.logprobs or delta.logprobs:
             del delta.logprobs[:]
             delta.logprobs.extend(_token_logprob(entry) for entry in event.logprobs)
+        if event.parts or delta.parts:
+            del delta.parts[:]
+            delta.parts.extend(map(answer_part, event.parts))
         return self._message
 
 
@@ -243,7 +250,7 @@ def split(event: OutputEvent) -> Sequence[OutputEvent]:
         Delta(event.index, event.position + at, event.token_ids[at : at + size], "", event.logprobs[at : at + size])
         for at in range(0, len(event.token_ids), size)
     ]
-    return [*pieces[:-1], dataclasses.replace(pieces[-1], text=event.text)]
+    return [*pieces[:-1], dataclasses.replace(pieces[-1], text=event.text, parts=event.parts)]
 
 
 def _token_logprob(entry: TokenLogprob) -> pb.TokenLogprob:

@@ -25,6 +25,7 @@ def chats() -> Iterator[Edge]:
     yield asked("special tokens that are meant", turn={"content": "</s>"}, special_tokens=True)
     yield asked("special tokens that are not", turn={"content": "</s>" * 20}, special_tokens=False)
     yield asked("one tool", tools=[TOOL])
+    yield asked("an answer in a form that is not known", "chat.parse_answer", parse_answer=True)
     yield asked("128 tools", tools=["{}"] * 128)
     yield asked("129 tools", "chat.tools", tools=["{}"] * 129)
     yield asked("200,000 tools", "chat.tools", tools=["{}"] * 200_000)

@@ -14,7 +14,7 @@ from core.errors import InvalidRequest
 from core.text.detokenizer import IncrementalDetokenizer
 from core.text.stop import StopMatcher
 from core.text.tokenizer import Tokenizer
-from core.types.io import ChatMessage
+from core.types.chat import ChatMessage
 from service.client import CallFailed
 from tests.security.neighbour import beside
 from tests.support.scorecard import Scorecard

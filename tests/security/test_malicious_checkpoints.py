@@ -12,7 +12,7 @@ import pytest
 
 from core.errors import InvalidRequest, ModelLoadError
 from core.text.tokenizer import Tokenizer
-from core.types.io import ChatMessage
+from core.types.chat import ChatMessage
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.security import replies

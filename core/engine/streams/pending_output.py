@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from core.engine.streams.unread import FREE_TOKENS, MORE_TOKENS, TOKEN_BYTES
+from core.text.answers.answer_reader import AnswerReader
 from core.text.detokenizer import MAX_CONTEXT, IncrementalDetokenizer
 from core.text.stop import StopMatcher
 from core.text.tokenizer import Tokenizer
+from core.types.chat import AnswerPart
 from core.types.io import Delta, Finished
 from core.types.logprobs import ALTERNATIVE_BYTES, CHOSEN_BYTES, ENTRY_BYTES, TokenLogprobs
 from core.types.request import Req
@@ -23,6 +27,7 @@ class PendingOutput:
     """
 
     __slots__ = (
+        "_answer",
         "_decoded",
         "_detokenizer",
         "_given_up",
@@ -53,11 +58,12 @@ class PendingOutput:
         token_bytes: int = TOKEN_BYTES,
         logprobs: bool = False,
         prompt: int = 0,
+        answer: AnswerReader | None = None,
     ) -> None:
         """`most` tokens may be left unread. Each takes `token_bytes`, its log probabilities included.
 
         `logprobs`: whether log probabilities come with the tokens. `prompt`: tokens of the prompt that are told before
-        its own, at places below 0.
+        its own, at places below 0. `answer` reads the text; deltas have what it finds instead.
         """
         self.index = index
         self.done = False
@@ -74,6 +80,7 @@ class PendingOutput:
         """Whether each token brings log probabilities, or its text is needed at once."""
         self._detokenizer = detokenizer
         self._stops = stops
+        self._answer = answer
         self._decoded = 0
         """How many of `ids`, from the first, are text already or must not become text."""
         self._text = ""
@@ -147,17 +154,25 @@ class PendingOutput:
         ids = self.ids
         if ids and self._position < 0:
             return self._take_prompt()
-        if not (ids or self._text):
+        parts = () if self._answer is None else self._read(self._answer)
+        if not (ids or self._text or parts):
             event, self.finished = self.finished, None
             return event
-        delta = Delta(
-            self.index, self._position, tuple(ids), self._text, self.logprobs.moved() if self.logprobs else ()
-        )
+        logprobs = self.logprobs.moved() if self.logprobs else ()
+        delta = Delta(self.index, self._position, tuple(ids), self._text, logprobs, parts)
         self._position += len(ids)
         # Emptied in place: else a reader that keeps up would cost a new list with every token.
         ids.clear()
         self._decoded, self._text = 0, ""
         return delta
+
+    def _read(self, answer: AnswerReader) -> tuple[AnswerPart, ...]:
+        """What is new in the answer, in place of the text; with the end of the output also what was held back."""
+        parts = answer.feed(self._text, last=self.finished is not None)
+        self._text = ""
+        if self.finished is not None:
+            self._answer = None
+        return parts
 
     def _take_prompt(self) -> Delta:
         """The tokens of the prompt that are there, and none of the output."""
@@ -215,8 +230,21 @@ class PendingOutput:
             self._decoded = len(self.ids)
 
 
-def pending_output(req: Req, tokenizer: Tokenizer, *, want_text: bool) -> PendingOutput:
-    """The empty output of a request that enters. Raises what the tokenizer raises on the end of the prompt."""
+def pending_outputs(
+    reqs: Sequence[Req], readers: Sequence[AnswerReader], tokenizer: Tokenizer, *, want_text: bool
+) -> list[PendingOutput]:
+    """The empty outputs of a request that enters, each read by one of `readers`, if there are any.
+
+    Raises what the tokenizer raises.
+    """
+    pairs = zip_longest(reqs, readers)
+    return [pending_output(req, tokenizer, want_text=want_text, answer=reader) for req, reader in pairs]
+
+
+def pending_output(
+    req: Req, tokenizer: Tokenizer, *, want_text: bool, answer: AnswerReader | None = None
+) -> PendingOutput:
+    """The empty output of a request that enters, read by `answer`, if any. Raises what the tokenizer raises."""
     params = req.params
     token_bytes, prompt = TOKEN_BYTES, req.prompt_len - 1 if req.scores else 0
     alternatives = max(params.top_logprobs, params.prompt_logprobs or 0)
@@ -229,6 +257,7 @@ def pending_output(req: Req, tokenizer: Tokenizer, *, want_text: bool) -> Pendin
         return PendingOutput(req.index, None, None, **told_of)
     # Its end alone: this is done on the event loop for each output, and a prompt may be long.
     context = req.prompt[-MAX_CONTEXT:].tolist()
-    detokenizer = IncrementalDetokenizer(tokenizer, context, params.skip_special_tokens)
+    # The marks of an answer may be special tokens.
+    detokenizer = IncrementalDetokenizer(tokenizer, context, params.skip_special_tokens and answer is None)
     stops = StopMatcher(params.stop, params.include_stop_in_output) if params.stop else None
-    return PendingOutput(req.index, detokenizer, stops, **told_of)
+    return PendingOutput(req.index, detokenizer, stops, answer=answer, **told_of)

@@ -169,7 +169,8 @@ async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) 
 
 async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None]:
     """The pieces of text, from an engine in this process that lives as long as this call."""
-    from core.types.io import ChatMessage, Delta, GenerateRequest
+    from core.types.chat import ChatMessage
+    from core.types.io import Delta, GenerateRequest
     from service.cli.commands.local import local_engine
 
     async with local_engine(config) as engine:

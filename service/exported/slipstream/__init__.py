@@ -11,6 +11,7 @@ from service.client import (
     FLEET_CONFIG,
     SERVICE_CONFIG,
     AdapterClient,
+    Call,
     CallFailed,
     Chunk,
     Classification,
@@ -19,6 +20,7 @@ from service.client import (
     DocumentScore,
     End,
     LabelScore,
+    Part,
     Prompt,
     PromptChunk,
     Received,
@@ -26,6 +28,7 @@ from service.client import (
     SyncControlClient,
     SyncSlipstreamClient,
     Vector,
+    answer_turn,
 )
 
 # Code that a user generates from our protos has the package slipstream.v1, and may lie anywhere on the path.
@@ -47,6 +50,9 @@ __all__ = [
     "DocumentScore",
     "Prompt",
     "Received",
+    "Part",
+    "Call",
+    "answer_turn",
     "CallFailed",
     "ClientTls",
     "SERVICE_CONFIG",

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from core.errors import RequestFailed
-from core.types.io import ChatMessage, Delta, FinishReason, GenerateRequest, TokenLogprob, ToolCall
+from core.types.chat import ChatMessage, ToolCall
+from core.types.io import Delta, FinishReason, GenerateRequest, TokenLogprob
 from service.client import CallFailed, Chunk, End, PromptChunk
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from tests.support.fakes.fake_engine import FakeEngine, finished, held, token_at

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import Overloaded
-from core.types.io import ChatMessage, EmbedRequest, GenerateRequest, TextPair
+from core.types.chat import ChatMessage
+from core.types.io import EmbedRequest, GenerateRequest, TextPair
 from core.types.sampling_params import SamplingParams
 from service.errors import TenantLockedOut, TenantSequences
 from service.limits.hold import Hold

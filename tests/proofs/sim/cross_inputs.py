@@ -6,7 +6,8 @@ import random
 
 import numpy as np
 
-from core.engine.input_processor import EncoderInput, InputProcessor
+from core.engine.encoder_input import EncoderInput
+from core.engine.input_processor import InputProcessor
 from core.memory.kv_pool import KVLayerSpec
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.types.arrays import Ints

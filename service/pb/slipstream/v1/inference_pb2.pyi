@@ -126,16 +126,18 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages", "special_tokens", "tools", "template_arguments")
+    __slots__ = ("messages", "special_tokens", "tools", "template_arguments", "parse_answer")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PARSE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     special_tokens: bool
     tools: _containers.RepeatedScalarFieldContainer[str]
     template_arguments: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., special_tokens: _Optional[bool] = ..., tools: _Optional[_Iterable[str]] = ..., template_arguments: _Optional[str] = ...) -> None: ...
+    parse_answer: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., special_tokens: _Optional[bool] = ..., tools: _Optional[_Iterable[str]] = ..., template_arguments: _Optional[str] = ..., parse_answer: _Optional[bool] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")
@@ -293,18 +295,30 @@ class Started(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., incarnation: _Optional[str] = ..., weight_version: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("index", "position", "token_ids", "text", "logprobs")
+    __slots__ = ("index", "position", "token_ids", "text", "logprobs", "parts")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[AnswerPart]
+    def __init__(self, index: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[AnswerPart, _Mapping]]] = ...) -> None: ...
+
+class AnswerPart(_message.Message):
+    __slots__ = ("content", "reasoning", "tool_call")
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
+    content: str
+    reasoning: str
+    tool_call: ToolCall
+    def __init__(self, content: _Optional[str] = ..., reasoning: _Optional[str] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "top_logprobs", "chosen_logprobs")
@@ -419,7 +433,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("name", "architecture", "dtype", "vocab_size", "context_length", "max_input_length", "bos_token_id", "eos_token_ids", "default_sampling_params", "has_chat_template", "quantization", "embedding_dimension", "grammar_backend", "labels", "activation", "relevance_label", "no_generation", "default_pooling")
+    __slots__ = ("name", "architecture", "dtype", "vocab_size", "context_length", "max_input_length", "bos_token_id", "eos_token_ids", "default_sampling_params", "has_chat_template", "quantization", "embedding_dimension", "grammar_backend", "labels", "activation", "relevance_label", "no_generation", "default_pooling", "answer_form")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -438,6 +452,7 @@ class GetModelInfoResponse(_message.Message):
     RELEVANCE_LABEL_FIELD_NUMBER: _ClassVar[int]
     NO_GENERATION_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_POOLING_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FORM_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     dtype: str
@@ -456,7 +471,8 @@ class GetModelInfoResponse(_message.Message):
     relevance_label: int
     no_generation: bool
     default_pooling: Pooling
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., max_input_length: _Optional[int] = ..., bos_token_id: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., has_chat_template: _Optional[bool] = ..., quantization: _Optional[str] = ..., embedding_dimension: _Optional[int] = ..., grammar_backend: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., activation: _Optional[_Union[Activation, str]] = ..., relevance_label: _Optional[int] = ..., no_generation: _Optional[bool] = ..., default_pooling: _Optional[_Union[Pooling, str]] = ...) -> None: ...
+    answer_form: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., max_input_length: _Optional[int] = ..., bos_token_id: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., has_chat_template: _Optional[bool] = ..., quantization: _Optional[str] = ..., embedding_dimension: _Optional[int] = ..., grammar_backend: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., activation: _Optional[_Union[Activation, str]] = ..., relevance_label: _Optional[int] = ..., no_generation: _Optional[bool] = ..., default_pooling: _Optional[_Union[Pooling, str]] = ..., answer_form: _Optional[str] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()

@@ -13,7 +13,8 @@ from core.errors import (
     DuplicateRequest,
 )
 from core.text.tokenizer import Tokenizer
-from core.types.io import ChatMessage, Delta, Finished, FinishReason, GenerateRequest
+from core.types.chat import ChatMessage
+from core.types.io import Delta, Finished, FinishReason, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from service.bench.emulated import expected_output
 from tests.unit.core.engine.emulation import ask, last, read, running

@@ -8,7 +8,8 @@ from pathlib import Path
 from core.errors import InvalidRequest
 from core.text.chat_renderer import PROCESSES, ChatRenderer
 from core.text.tokenizer import Tokenizer
-from core.types.io import ChatMessage, GenerateRequest
+from core.types.chat import ChatMessage
+from core.types.io import GenerateRequest
 from tests.unit.core.engine.emulation import ask, read, running
 from tests.unit.core.text.test_chat_renderer import IF_ASKED, PATIENCE, cpu_seconds, forks_of
 

@@ -9,7 +9,7 @@ import torch
 
 from core.config import EngineConfig, MemoryConfig, ModelConfig
 from core.engine.build_pools import CrossSize, build_cross_pools, cross_size
-from core.engine.input_processor import encoder_input
+from core.engine.encoder_input import encoder_input
 from core.memory.kv_pool import KVLayerSpec
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import ModelSpec

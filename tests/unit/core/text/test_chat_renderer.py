@@ -18,7 +18,7 @@ from core.text import chat_renderer
 from core.text.chat_renderer import ChatRenderer
 from core.text.conversation import Conversation
 from core.text.tokenizer import Tokenizer
-from core.types.io import ChatMessage
+from core.types.chat import ChatMessage
 from tests.support.repository import ROOT
 from tests.support.until import eventually
 from tests.unit.core.text.checkpoints import byte_level

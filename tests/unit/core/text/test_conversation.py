@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from core.errors import InvalidRequest
 from core.text.conversation import DEEPEST, Conversation
 from core.text.tokenizer import Tokenizer
-from core.types.io import ChatMessage, ToolCall
+from core.types.chat import ChatMessage, ToolCall
 from tests.unit.core.text.checkpoints import byte_level
 
 TEMPLATE = (
@@ -55,6 +55,13 @@ def test_a_template_gets_what_transformers_gives_it(directory: Path, arguments: 
     assert '"minimum": 1}' in found and found.endswith("now") == (arguments == {"enable_thinking": False})
     without = ours.render_chat(messages())
     assert without == theirs.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
+
+
+def test_every_character_of_a_turn_counts() -> None:
+    """Of what a client sends, so that it is bounded before anything is made of it."""
+    call = ToolCall("n" * 1, "a" * 20, "i" * 300)
+    turn = ChatMessage("r" * 4_000, "c" * 50_000, (call, call), "t" * 600_000, "s" * 7_000_000, "h" * 80_000_000)
+    assert turn.chars == 87_654_000 + 2 * 321
 
 
 def test_nothing_in_a_tool_ends_a_turn(directory: Path) -> None:

@@ -16,7 +16,7 @@ from core.errors import InvalidRequest
 from core.text.conversation import Conversation
 from core.text.literal_text import CLOSE, MARKS, OPEN, LiteralText, longest_of
 from core.text.tokenizer import Tokenizer
-from core.types.io import ChatMessage
+from core.types.chat import ChatMessage
 from tests.unit.core.text.checkpoints import byte_level
 from tests.unit.core.text.test_detokenizer import TEXTS
 

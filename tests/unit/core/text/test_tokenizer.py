@@ -15,7 +15,7 @@ from core.errors import InvalidRequest, ModelLoadError
 from core.text import tokenizer as module
 from core.text.detokenizer import IncrementalDetokenizer
 from core.text.tokenizer import Tokenizer
-from core.types.io import ChatMessage
+from core.types.chat import ChatMessage
 from tests.unit.core.text.checkpoints import FAMILIES, byte_level
 from tests.unit.core.text.test_detokenizer import TEXTS
 

@@ -19,9 +19,9 @@ from core.errors import (
     SlowConsumer,
 )
 from core.types.adapters import AdapterInfo, AdapterList
+from core.types.chat import ChatMessage, ToolCall
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import (
-    ChatMessage,
     Delta,
     Embedding,
     EmbedRequest,
@@ -33,7 +33,6 @@ from core.types.io import (
     TextPair,
     Timing,
     TokenLogprob,
-    ToolCall,
     Usage,
 )
 from core.types.labels import Activation, Labels

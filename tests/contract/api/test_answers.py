@@ -1,0 +1,155 @@
+"""Answers that the server reads: typed parts over real sockets, from the real engine and from a scripted one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from transformers import AutoTokenizer
+
+from core.types.chat import AnswerKind, AnswerPart, ToolCall
+from core.types.io import Delta, GenerateRequest
+from service.client import Call, CallFailed, Chunk, Part, SlipstreamClient, answer_turn
+from service.config.server_config import ServerConfig
+from service.engine.builder import build_core_engine
+from service.server.server import Server
+from tests.support.checkpoints import make_checkpoint
+from tests.support.fakes.fake_engine import FakeEngine, Step, finished
+from tests.support.servers import Serve, loaded
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }} {{ call.id }}</tool_call>{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% if thinks %}<think>\n{% endif %}{% endif %}"
+)
+TURNS = [{"role": "user", "content": "where?"}]
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"far": {"type": "integer"}}}}}
+VOCAB = 322
+CALL = '<tool_call>\n{"name": "look", "arguments": {"far": 3, "who": "é"}}\n</tool_call>'
+
+
+def checkpoint(directory: Path, template: str = TEMPLATE) -> str:
+    """A model whose tokenizer has the marks of a thought as special tokens, and those of calls as text."""
+    folder = make_checkpoint("llama", directory / "model", vocab_size=VOCAB)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<think>", "</think>"]})
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+async def parts(client: SlipstreamClient, text: str, turns: list[dict[str, Any]] = TURNS, **given: Any) -> list[Part]:
+    """The parts of an answer that can only be `text`, and no other text."""
+    found: list[Part] = []
+    options = {"tools": [LOOK], "parse_answer": True, "max_tokens": 200, **given}
+    async for event in client.generate(turns, constraint={"choice": [text]}, **options):
+        if isinstance(event, Chunk):
+            assert event.text == ""
+            found += event.parts
+    return found
+
+
+async def test_an_answer_comes_in_parts_and_goes_back_as_a_turn(
+    tmp_path: Path, config: Callable[..., ServerConfig]
+) -> None:
+    server = Server(config(model=checkpoint(tmp_path), device="cpu", cpu_threads=1, seed=3), build_core_engine)
+    async with loaded(server), SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+        info = await client.model_info()
+        assert info.answer_form == "hermes"
+
+        found = await parts(client, f"Yes. {CALL}{CALL}")
+        turn = answer_turn(found)
+        assert turn["content"] == "Yes." and "reasoning_content" not in turn
+        calls = turn.get("tool_calls", [])
+        assert len(calls) == 2
+        first, second = calls
+        assert json.loads(first["function"]["arguments"]) == {"far": 3, "who": "é"} and first["id"] != second["id"]
+        again = answer_turn(await parts(client, "In the garden.", [*TURNS, turn]))
+        assert again == {"role": "assistant", "content": "In the garden."}
+
+        thinks = {"template_arguments": {"thinks": True}}
+        assert answer_turn(await parts(client, "hm", **thinks)) == {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+        }
+        assert answer_turn(await parts(client, CALL, tools=[])) == {"role": "assistant", "content": CALL}
+        both = [event async for event in client.generate(TURNS, parse_answer=True, n=2, max_tokens=5, ignore_eos=True)]
+        assert {event.index for event in both} == {0, 1}
+
+
+async def test_marks_may_be_special_tokens(tmp_path: Path, config: Callable[..., ServerConfig]) -> None:
+    """They are read, and not told; without `parse_answer` they are left out of the text as ever."""
+    server = Server(config(model=checkpoint(tmp_path), device="cpu", cpu_threads=1, seed=3), build_core_engine)
+    async with loaded(server), SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+        letters = [(await client.tokenize(each))[-1] for each in "hmyes"]
+        likely = dict.fromkeys([*letters, VOCAB - 2], 100.0)
+        forced: dict[str, Any] = {"logit_bias": likely, "temperature": 1.0, "max_tokens": 40, "ignore_eos": True}
+        read = [event async for event in client.generate(TURNS, parse_answer=True, seed=5, **forced)]
+        plain = [event async for event in client.generate(TURNS, seed=5, **forced)]
+        told = [part for event in read if isinstance(event, Chunk) for part in event.parts]
+        said = "".join(part.text for part in told if part.kind == "content")
+        thought = "".join(part.text for part in told if part.kind == "reasoning")
+        text = "".join(event.text for event in plain if isinstance(event, Chunk))
+        assert thought and set(said) <= set("hmyes")
+        assert said + thought.replace("<think>", "") == text
+
+
+@pytest.mark.parametrize(
+    ("template", "setting", "given", "field"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "auto", {}, "chat.parse_answer"),
+        (TEMPLATE, "none", {}, "chat.parse_answer"),
+        (TEMPLATE, "auto", {"resumable": True}, "chat.parse_answer"),
+        (TEMPLATE, "auto", {"want_text": False}, "chat.parse_answer"),
+    ],
+    ids=["unknown", "none", "resumable", "no text"],
+)
+async def test_what_cannot_be_read_is_refused(
+    tmp_path: Path,
+    config: Callable[..., ServerConfig],
+    template: str,
+    setting: str,
+    given: dict[str, Any],
+    field: str,
+) -> None:
+    asked = config(model=checkpoint(tmp_path, template), answer_form=setting, device="cpu", cpu_threads=1)
+    server = Server(asked, build_core_engine)
+    async with loaded(server), SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+        with pytest.raises(CallFailed) as failed:
+            await client.complete(TURNS, parse_answer=True, max_tokens=1, **given)
+        assert failed.value.code is grpc.StatusCode.INVALID_ARGUMENT and list(failed.value.fields) == [field]
+        with pytest.raises(ValueError, match="are for chats"):
+            await client.complete("text", parse_answer=True)
+
+
+def answering(request: GenerateRequest) -> Iterator[Step]:
+    """Parts in one delta, then a delta without, which must not have those of the one before."""
+    call = AnswerPart(AnswerKind.CALL, call=ToolCall("look", "{}", "c1"))
+    told = (AnswerPart(AnswerKind.REASONING, "hm"), AnswerPart(AnswerKind.CONTENT, "yes"), call)
+    yield Delta(0, 0, (11,), parts=told)
+    yield Delta(0, 1, (12,))
+    yield finished(0, 2)
+
+
+async def test_parts_reach_the_client_as_they_are(serve: Serve) -> None:
+    async with serve(FakeEngine(answering)) as serving:
+        events = [event async for event in serving.client.generate(TURNS, max_tokens=2)]
+    chunks = [event for event in events if isinstance(event, Chunk)]
+    assert [part for chunk in chunks for part in chunk.parts] == [
+        Part("reasoning", "hm"),
+        Part("content", "yes"),
+        Part("tool_call", call=Call("c1", "look", "{}")),
+    ]
+
+
+async def test_an_answer_in_no_known_form_is_refused_before_it_is_queued(serve: Serve) -> None:
+    async with serve(FakeEngine(answering)) as serving:
+        with pytest.raises(CallFailed) as failed:
+            await serving.client.complete(TURNS, parse_answer=True)
+        assert list(failed.value.fields) == ["chat.parse_answer"] and "--answer-form" in str(failed.value)
+        assert not serving.engine.streams

@@ -1,0 +1,1 @@
+"""Tests of answers that are read."""
