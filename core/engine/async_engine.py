@@ -124,11 +124,11 @@ class AsyncEngine:
 
         async def sequences(now: float) -> list[Req]:
             prompt = await self._inputs.prompt_ids(request)
-            grammar = None
-            if request.constraint is not None:
-                compiling = self._grammars.grammar(request.constraint, request.tenant)
+            grammar, constraint = None, await self._inputs.answering.constraint(request, prompt)
+            if constraint is not None:
+                compiling = self._grammars.grammar(constraint, request.tenant)
                 grammar = await self._arriving.wait(request_id, compiling, request.deadline)
-            readers.extend(await self._inputs.answer_readers(request, prompt))
+            readers.extend(await self._inputs.answering.readers(request, prompt))
             return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now, grammar)
 
         return await self._open(request, request_id, sequences, readers)

@@ -277,7 +277,7 @@ def _model_info(
         quantization=spec.quantization,
         embedding_dimension=spec.hidden_size,
         grammar_backend=grammar_backend or "",
-        answer_form=inputs.answer_form,
+        answer_form=inputs.answering.name,
         path=config.model.path,
         pooling=_pooling(config, spec),
         labels=None if labelling is None else labelling.labels,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -10,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from core.engine.adapters.table import AdapterTable
+from core.engine.answering import Answering
 from core.engine.encoder_input import EncoderInput
 from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.sampling.uniform import derive_seed
 from core.text.answers.answer_form import AnswerForm
-from core.text.answers.answer_reader import PROMPT_TOKENS, AnswerReader
 from core.text.chat_renderer import PROCESSES
 from core.text.failures import TextFailures
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
-from core.types.chat import UNKNOWN_FORM, ChatMessage
+from core.types.chat import ChatMessage, ToolMode
 from core.types.constraint import conflicts
 from core.types.grammar import Grammar
 from core.types.io import GenerateRequest, TextPair
@@ -71,9 +70,9 @@ class InputProcessor:
         self.adapters = AdapterTable() if adapters is None else adapters
         self._encoder = encoder
         self._max_input = max_input or (context_length - 1 if encoder is None else encoder.max_tokens)
-        self._answers = answers
         self._random = random.Random(seed)
         self._workers = Workers(2, "slipstream-text")
+        self.answering = Answering(answers, tokenizer, self._workers, self.failures)
         # Chats have threads of their own: a template that takes long must not hold up texts.
         self._chats = Workers(PROCESSES, "slipstream-chat")
 
@@ -111,31 +110,6 @@ class InputProcessor:
         if self._encoder is not None and not self._memory.fits_alone(1, len(prompt)):
             raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold for the encoder")
         return prompt
-
-    @property
-    def answer_form(self) -> str:
-        """The name of the form in which the model writes answers; empty if that is not known."""
-        return "" if self._answers is None else self._answers.name
-
-    async def answer_readers(self, request: GenerateRequest, prompt: Ints) -> list[AnswerReader]:
-        """One reader for each output of `prompt`, int64[n], made off the loop; none if its answer is not to be read.
-
-        Raises InvalidRequest, field `chat.parse_answer`, if it is not known how the model writes answers.
-        """
-        form = self._answers
-        if not request.parse_answer:
-            return []
-        if form is None:
-            raise InvalidRequest.of("chat.parse_answer", UNKNOWN_FORM)
-        tail, texts = prompt[-PROMPT_TOKENS:].tolist(), request.chat_tools
-
-        def readers() -> list[AnswerReader]:
-            begun = self.tokenizer.decode(tail, skip_special_tokens=False)
-            tools = [json.loads(text) for text in texts]
-            return [AnswerReader(form, begun, tools) for _ in range(request.sampling.n)]
-
-        with self.failures.told():
-            return await self._workers.run(readers, caller=request.tenant, long=sum(map(len, texts)) > LONG_CHARS)
 
     async def cut_ids(self, text: str, part: tuple[int, int] | None = None, caller: str = "") -> Ints:
         """As `prompt_ids` of a text, but without what is too long at the end of it, or of characters `part`."""
@@ -196,9 +170,10 @@ class InputProcessor:
 
     def refuse_unconstrainable(self, request: GenerateRequest) -> None:
         """Raises InvalidRequest naming what is wrong with the constraint, if there is one, and what contradicts it."""
-        if request.constraint is None:
+        if request.constraint is None and request.tool_mode is not ToolMode.REQUIRED:
             return
-        violations = [*request.constraint.violations(), *conflicts(request.sampling)]
+        own = [] if request.constraint is None else request.constraint.violations()
+        violations = [*own, *conflicts(request.sampling)]
         if self._encoder is not None and (self._encoder.spec.forced_first or self._encoder.spec.forced_last):
             violations.append(FieldViolation("constraint", "the served model forces tokens of its own"))
         if violations:
@@ -311,7 +286,7 @@ class InputProcessor:
         return (self._max_input + 1) * CHARS_PER_TOKEN
 
     async def _chat_ids(self, request: GenerateRequest, chat: Sequence[ChatMessage]) -> list[int]:
-        caller, given = request.tenant, (chat, request.chat_tools, request.chat_arguments)
+        caller, given = request.tenant, (chat, request.offered_tools, request.chat_arguments)
         render = self._as_they_are if request.special_tokens else self.tokenizer.render_literally
         with self.failures.told():
             rendered, mark = await self._chats.run(render, *given, caller=caller)

@@ -42,6 +42,14 @@ class ChatMessage:
         return sum(map(len, (self.role, self.content, self.tool_call_id, self.name, self.reasoning))) + calls
 
 
+class ToolMode(Enum):
+    """Whether an answer calls tools: as the model likes, never, or at least once."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+
+
 class AnswerKind(Enum):
     """What a part of an answer is."""
 

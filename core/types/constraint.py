@@ -12,6 +12,7 @@ from core.types.sampling_params import SamplingParams
 
 MAX_SCHEMA_CHARS = 65_536
 MAX_SCHEMA_DEPTH = 64
+MAX_CALLS_CHARS = 131_072
 MAX_REGEX_CHARS = 8_192
 MAX_EBNF_CHARS = 65_536
 MAX_CHOICES = 1_024
@@ -26,6 +27,8 @@ class ConstraintKind(Enum):
     REGEX = "regex"
     EBNF = "ebnf"
     CHOICE = "choice"
+    CALLS = "calls"
+    """Calls of tools, as `core.text.answers.call_grammar` writes them: no client does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Constraint:
     @property
     def field(self) -> str:
         """The protobuf path of the field that holds it in a request, for error messages."""
+        if self.kind is ConstraintKind.CALLS:
+            return "chat.tools"
         return f"constraint.{self.kind.value}"
 
     def violations(self) -> list[FieldViolation]:
@@ -70,6 +75,13 @@ def _schema(source: str) -> Iterator[str]:
         yield "must be a JSON object"
     elif _deeper(schema, MAX_SCHEMA_DEPTH):
         yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels"
+
+
+def _calls(source: str) -> Iterator[str]:
+    if len(source) > MAX_CALLS_CHARS:
+        yield f"must have at most {MAX_CALLS_CHARS} characters where calls of them are required"
+    elif _deeper(json.loads(source), MAX_SCHEMA_DEPTH):
+        yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels where calls of them are required"
 
 
 def _deeper(value: object, limit: int) -> bool:
@@ -116,4 +128,5 @@ _CHECKS = {
     ConstraintKind.REGEX: _regex,
     ConstraintKind.EBNF: _ebnf,
     ConstraintKind.CHOICE: _choice,
+    ConstraintKind.CALLS: _calls,
 }

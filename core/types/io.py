@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from core.types.chat import AnswerPart, ChatMessage
+from core.types.chat import AnswerPart, ChatMessage, ToolMode
 from core.types.constraint import Constraint
 from core.types.labels import Labels
 from core.types.sampling_params import SamplingParams
@@ -59,8 +59,16 @@ class GenerateRequest:
     """What the chat template gets as tools: texts of JSON objects."""
     chat_arguments: str = ""
     """Further names for the chat template, as the text of a JSON object; empty for none."""
+    tool_mode: ToolMode = ToolMode.AUTO
+    tool_name: str = ""
+    """With `ToolMode.REQUIRED`: of the one tool that is called, once; empty for any of them, as often as it likes."""
     parse_answer: bool = False
     """Whether the answer to `chat` is read: deltas then have `parts` in place of `text`."""
+
+    @property
+    def offered_tools(self) -> tuple[str, ...]:
+        """The tools that the model may call."""
+        return () if self.tool_mode is ToolMode.NONE else self.chat_tools
 
 
 class Pooling(Enum):

@@ -143,6 +143,7 @@ class SlipstreamClient:
         template_arguments: Mapping[str, Any] = MappingProxyType({}),
         special_tokens: bool = False,
         parse_answer: bool = False,
+        tool_choice: str = "",
         on_started: Callable[[str], None] | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Chunk | End | PromptChunk, None]:
@@ -151,7 +152,8 @@ class SlipstreamClient:
         `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
         {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
         With `speculative=False` no tokens are guessed. `tools`, `template_arguments`, `special_tokens`, `parse_answer`
-        are for chats, as Chat of the API has them. Leaving the loop early cancels the call.
+        are for chats, as Chat of the API has them; so is `tool_choice`: "auto", "none", "required" or the name of a
+        tool. Leaving the loop early cancels the call.
 
         A `resumable` stream goes on by itself after a broken connection. It gets a random id if it has none. Leaving
         its loop early aborts the request. `on_started` is called with the incarnation of a resumable stream, by which
@@ -170,12 +172,8 @@ class SlipstreamClient:
             resumable=resumable,
             speculative=speculative,
         )
-        is_chat = bool(tools or template_arguments or special_tokens or parse_answer)
-        if is_chat:
-            request.chat.CopyFrom(chat_options(tools, template_arguments, special_tokens, parse_answer))
-        set_input(request, prompt)
-        if is_chat and not request.HasField("chat"):
-            raise ValueError("tools, template_arguments, special_tokens and parse_answer are for chats: give messages")
+        chat = chat_options(tools, template_arguments, special_tokens, parse_answer, tool_choice)
+        set_input(request, prompt, chat)
         if resumable:
             events = ResumedCall(self, request, timeout).events()
         else:

@@ -13,13 +13,20 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 `tool_calls` as OpenAI's clients have them."""
 
 
-def set_input(request: pb.GenerateRequest, prompt: Prompt) -> None:
-    """Give `request` its input."""
+_TOOL_MODES = {"auto": pb.TOOL_MODE_AUTO, "none": pb.TOOL_MODE_NONE, "required": pb.TOOL_MODE_REQUIRED}
+
+
+def set_input(request: pb.GenerateRequest, prompt: Prompt, chat: pb.Chat) -> None:
+    """Give `request` its input. Raises ValueError where `chat` has options and the prompt is no chat."""
+    if prompt and isinstance(prompt[0], Mapping):
+        request.chat.CopyFrom(chat)
+        request.chat.messages.extend(map(_turn, prompt))  # type: ignore[arg-type]
+        return
+    if chat.ListFields():
+        what = "tools, template_arguments, special_tokens, parse_answer and tool_choice"
+        raise ValueError(f"{what} are for chats: give messages")
     if isinstance(prompt, str):
         request.text = prompt
-        return
-    if prompt and isinstance(prompt[0], Mapping):
-        request.chat.messages.extend(map(_turn, prompt))  # type: ignore[arg-type]
         return
     request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))  # type: ignore[arg-type]
 
@@ -43,10 +50,17 @@ def _turn(given: Mapping[str, Any]) -> pb.ChatMessage:
 
 
 def chat_options(
-    tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any], special_tokens: bool, parse_answer: bool
+    tools: Sequence[Mapping[str, Any]],
+    arguments: Mapping[str, Any],
+    special_tokens: bool,
+    parse_answer: bool,
+    tool_choice: str,
 ) -> pb.Chat:
-    """What a conversation has beside its turns."""
+    """What a conversation has beside its turns. `tool_choice`: "auto", "none", "required", or the name of a tool."""
+    mode = _TOOL_MODES.get(tool_choice)
+    named = pb.ToolChoice(name=tool_choice) if tool_choice else None
     return pb.Chat(
+        tool_choice=named if mode is None else pb.ToolChoice(mode=mode),
         parse_answer=parse_answer,
         tools=map(json.dumps, tools),
         template_arguments=json.dumps(arguments) if arguments else "",

@@ -6,11 +6,19 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from core.errors import FieldViolation
-from core.types.chat import UNKNOWN_FORM, AnswerKind, AnswerPart, ChatMessage, ToolCall
+from core.types.chat import UNKNOWN_FORM, AnswerKind, AnswerPart, ChatMessage, ToolCall, ToolMode
 from core.types.io import ModelInfo
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
 MAX_ROLE_CHARS: Final = 64
+CALLS_BY: Final = "llguidance"
+"""The grammar library by which calls are required."""
+_MODES: Final = {
+    pb.TOOL_MODE_UNSPECIFIED: ToolMode.AUTO,
+    pb.TOOL_MODE_AUTO: ToolMode.AUTO,
+    pb.TOOL_MODE_NONE: ToolMode.NONE,
+    pb.TOOL_MODE_REQUIRED: ToolMode.REQUIRED,
+}
 
 
 def chat_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolation]:
@@ -19,6 +27,7 @@ def chat_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolation]:
         yield FieldViolation("chat", "the served model has no chat template; use text or token_ids")
     if chat.parse_answer and not info.answer_form:
         yield FieldViolation("chat.parse_answer", UNKNOWN_FORM)
+    yield from _choice_violations(chat, info)
     if not chat.messages:
         yield FieldViolation("chat.messages", "must not be empty")
     for i, turn in enumerate(chat.messages):
@@ -37,7 +46,25 @@ def chat_fields(chat: pb.Chat) -> dict[str, Any]:
         "chat_tools": tuple(chat.tools),
         "chat_arguments": chat.template_arguments,
         "parse_answer": chat.parse_answer,
+        "tool_mode": _MODES[pb.TOOL_MODE_REQUIRED if chat.tool_choice.name else chat.tool_choice.mode],
+        "tool_name": chat.tool_choice.name,
     }
+
+
+def _choice_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolation]:
+    choice = chat.tool_choice
+    if choice.mode not in _MODES:
+        yield FieldViolation("chat.tool_choice.mode", "is none of the modes of this server")
+    if choice.name and choice.mode not in (pb.TOOL_MODE_UNSPECIFIED, pb.TOOL_MODE_REQUIRED):
+        yield FieldViolation("chat.tool_choice.name", "is for the mode REQUIRED")
+    if not (choice.name or choice.mode == pb.TOOL_MODE_REQUIRED):
+        return
+    if not chat.tools:
+        yield FieldViolation("chat.tool_choice", "requires a call, but there are no tools")
+    if not info.answer_form:
+        yield FieldViolation("chat.tool_choice", UNKNOWN_FORM)
+    elif info.grammar_backend != CALLS_BY:
+        yield FieldViolation("chat.tool_choice", f"requires a call, for which the server needs {CALLS_BY}")
 
 
 def _turn(turn: pb.ChatMessage) -> ChatMessage:

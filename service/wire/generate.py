@@ -163,6 +163,9 @@ def _option_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
             yield FieldViolation(f"output_options.{name}", f"differs from sampling_params.{name}; set one of them")
     if message.resumable and sampling.HasField("prompt_logprobs"):
         yield FieldViolation("sampling_params.prompt_logprobs", "cannot be combined with resumable")
+    choice = message.chat.tool_choice
+    if message.HasField("constraint") and (choice.name or choice.mode == pb.TOOL_MODE_REQUIRED):
+        yield FieldViolation("constraint", "cannot be combined with chat.tool_choice, which requires a call")
     if message.chat.parse_answer and message.resumable:
         yield FieldViolation("chat.parse_answer", "cannot be combined with resumable")
     if message.chat.parse_answer and message.output_options.HasField("text") and not message.output_options.text:

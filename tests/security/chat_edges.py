@@ -26,6 +26,11 @@ def chats() -> Iterator[Edge]:
     yield asked("special tokens that are not", turn={"content": "</s>" * 20}, special_tokens=False)
     yield asked("one tool", tools=[TOOL])
     yield asked("an answer in a form that is not known", "chat.parse_answer", parse_answer=True)
+    for choice in (pb.ToolChoice(mode=pb.TOOL_MODE_REQUIRED), pb.ToolChoice(name="look")):
+        yield asked("a call in a form that is not known", "chat.tool_choice", tools=[TOOL], tool_choice=choice)
+    yield asked("a call of no tool", "chat.tool_choice", tool_choice=pb.ToolChoice(name="look" * 100_000))
+    yield asked("a mode that is none", "chat.tool_choice.mode", tools=[TOOL], tool_choice=pb.ToolChoice(mode=-1))
+    yield asked("a tool and no call", tools=[TOOL], tool_choice=pb.ToolChoice(mode=pb.TOOL_MODE_NONE))
     yield asked("128 tools", tools=["{}"] * 128)
     yield asked("129 tools", "chat.tools", tools=["{}"] * 129)
     yield asked("200,000 tools", "chat.tools", tools=["{}"] * 200_000)

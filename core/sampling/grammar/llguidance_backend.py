@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -39,6 +40,9 @@ JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     "item_separator": ",",
     "key_separator": ":",
 }
+
+CALL_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As templates write arguments, which is what models have learnt."""
 
 NOT_ALLOWED = "doesn't satisfy the grammar"
 """Part of the library's error for a token that the mask forbids; all its other errors are limits (1.9.1)."""
@@ -193,9 +197,48 @@ def _ebnf(source: str) -> str:
     return LLMatcher.grammar_from_lark(gbnf_to_lark(source))
 
 
+def _calls(source: str) -> str:
+    """In Lark's notation: maybe a thought, up to its mark, then calls, whose arguments match the schemas of tools."""
+    told = json.loads(source)
+    calls = told["calls"]
+    more = "" if told["most"] == 1 else f" ({_pieces(told['between'])} call)*"
+    which = " | ".join(f"call_{place}" for place in range(len(calls)))
+    rules = [
+        f"start: thought {_pieces(told['before'])} call{more} {_pieces(told['behind'])}",
+        f"call: ({which}) {_pieces(told['end'])}",
+        *(f"call_{place}: {_pieces(begin)} %json {_strict(schema)}" for place, (begin, schema) in enumerate(calls)),
+        *_thought(told),
+    ]
+    return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def _thought(told: dict[str, Any]) -> list[str]:
+    """The rules of a thought, which may have begun in the prompt. It ends with the first mark."""
+    if told["thought"] is None:
+        return ['thought: ""']
+    begin, (mark, *rest) = told["thought"]
+    lazy = "" if isinstance(mark, int) else "[lazy]"
+    whole = f"closed {_pieces(rest)} GAP"
+    return [
+        f"thought: {whole}" if told["begun"] else f"thought: ({_pieces(begin)} {whole})?",
+        f"closed{lazy}: TEXT {_pieces([mark])}",
+        r"TEXT: /(.|\n)*/",
+        r"GAP: /\n{0,2}/",
+    ]
+
+
+def _pieces(pieces: Sequence[str | int]) -> str:
+    return " ".join(f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece) for piece in pieces)
+
+
+def _strict(schema: dict[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": CALL_OPTIONS})
+
+
 _SOURCES = {
     ConstraintKind.JSON_SCHEMA: _schema,
     ConstraintKind.REGEX: LLMatcher.grammar_from_regex,
     ConstraintKind.EBNF: _ebnf,
     ConstraintKind.CHOICE: _choice,
+    ConstraintKind.CALLS: _calls,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,13 +10,10 @@ from typing import Any, Final
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from core.errors import ConfigError
-from core.text.answers.known_forms import CALLS, KNOWN_FORMS, KnownForm
+from core.text.answers.known_forms import CALLS, KNOWN_FORMS, REASONING, KnownForm
 
 AUTO: Final = "auto"
 CHECKPOINT: Final = "checkpoint"
-
-_ANCHOR: Final = r"(?=<think>\s*$)"
-"""Templates may open the thought themselves. Of the rest of a prompt the parser of an answer needs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,16 @@ def answer_form(wanted: str, chat_template: str, declared: Mapping[str, Any] | N
 
 
 def _of(form: KnownForm) -> AnswerForm:
-    return _loaded(form.name, {"start_anchor_pattern": _ANCHOR, "fields": form.fields})
+    return _loaded(form.name, {"start_anchor_pattern": _anchor(form), "fields": form.fields})
+
+
+def _anchor(form: KnownForm) -> str:
+    """Templates may open the thought themselves. Of the rest of a prompt the parser of an answer needs nothing."""
+    thought = form.fields.get(REASONING)
+    if thought is None:
+        return r"\Z(?!\Z)"
+    opened = thought["open_pattern"] if "open_pattern" in thought else re.escape(thought["open"].rstrip())
+    return rf"(?={opened}\s*$)"
 
 
 def _loaded(name: str, template: dict[str, Any]) -> AnswerForm:

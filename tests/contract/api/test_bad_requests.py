@@ -20,6 +20,12 @@ def chat(*turns: tuple[str, str]) -> pb.Chat:
     return pb.Chat(messages=[pb.ChatMessage(role=role, content=content) for role, content in turns])
 
 
+def asking(tools: list[str], **choice: Any) -> dict[str, Any]:
+    """A chat with a choice of tools."""
+    turn = pb.ChatMessage(role="user", content="a")
+    return {"chat": pb.Chat(messages=[turn], tools=tools, tool_choice=pb.ToolChoice(**choice))}
+
+
 BAD: list[tuple[str, dict[str, Any], list[str]]] = [
     ("no input", {}, ["input"]),
     ("empty text", {"text": ""}, ["text"]),
@@ -41,6 +47,14 @@ BAD: list[tuple[str, dict[str, Any], list[str]]] = [
         {"chat": pb.Chat(messages=[pb.ChatMessage(role="a", tool_calls=[pb.ToolCall(name="a")] * 2048)] * 2)},
         ["chat.messages"],
     ),
+    ("a call required of no tools", asking([], mode=pb.TOOL_MODE_REQUIRED), ["chat.tool_choice"]),
+    ("a call by a form that is not known", asking(["{}"], name="a"), ["chat.tool_choice"]),
+    (
+        "a name and yet no call",
+        asking(["{}"], name="a", mode=pb.TOOL_MODE_NONE),
+        ["chat.tool_choice", "chat.tool_choice.name"],
+    ),
+    ("a mode of another server", asking(["{}"], mode=7), ["chat.tool_choice.mode"]),
     ("long role", {"chat": chat(("x" * 65, "a"))}, ["chat.messages[0].role"]),
     ("id too long", {"text": "a", "request_id": "x" * 129}, ["request_id"]),
     ("id with a space", {"text": "a", "request_id": "a b"}, ["request_id"]),
@@ -93,6 +107,16 @@ def test_chat_needs_a_template() -> None:
     with pytest.raises(InvalidRequest) as failed:
         generate.generate_request(request, info_with(has_chat_template=False), None)
     assert [each.field for each in failed.value.violations] == ["chat"]
+
+
+@pytest.mark.parametrize("library", ["", "xgrammar"])
+def test_calls_are_required_by_llguidance_alone(library: str) -> None:
+    request = pb.GenerateRequest(**asking(["{}"], name="a"))
+    served = info_with(answer_form="hermes", grammar_backend=library)
+    with pytest.raises(InvalidRequest, match="needs llguidance") as failed:
+        generate.generate_request(request, served, None)
+    assert [each.field for each in failed.value.violations] == ["chat.tool_choice"]
+    generate.generate_request(request, info_with(answer_form="hermes", grammar_backend="llguidance"), None)
 
 
 def test_sampling_fields_are_the_same_on_both_sides() -> None:

@@ -45,7 +45,7 @@ def test_names_that_clients_rely_on() -> None:
     assert fields["AttachRequest"] == {"request_id", "positions", "incarnation"}
     assert fields["Started"] == {"prompt_tokens", "incarnation", "weight_version"}
     assert fields["AttachPosition"] == {"index", "tokens", "text_bytes", "finished"}
-    assert fields["Delta"] == {"index", "position", "token_ids", "text", "logprobs"}
+    assert fields["Delta"] == {"index", "position", "token_ids", "text", "logprobs", "parts"}
     assert fields["Finished"] == {"index", "reason", "matched_stop", "usage", "timing", "weight_version"}
     asked = {"request_id", "inputs", "pooling", "normalize", "dimensions", "priority", "queue_timeout"}
     assert fields["EmbedRequest"] == asked | {"cache_salt", "adapter", "truncate"}

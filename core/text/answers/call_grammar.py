@@ -1,0 +1,142 @@
+"""Makes an answer call tools: the constraint that lets it think first, and then only call what was offered.
+
+Marks of calls are often tokens of their own, which no text spells for a grammar library: so the constraint is made of
+pieces, of which a number is a token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from core.errors import FieldViolation, InvalidRequest
+from core.types.constraint import Constraint, ConstraintKind
+
+Pieces = list[str | int]
+"""A text in parts: a number is an added token of the tokenizer."""
+
+_NONE: Final = {"additionalProperties": False}
+"""The schema of a tool without parameters, as OpenAI has it."""
+
+TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class CallWriting:
+    """What stands around the arguments of a call, {name} for that of the tool, and before, between and behind calls.
+
+    `most`: calls that an answer can have; None for any number. `thought`: what stands around a thought.
+    """
+
+    begin: str
+    end: str
+    before: str = ""
+    between: str = ""
+    behind: str = ""
+    most: int | None = None
+    thought: tuple[str, str] | None = ("<think>", "</think>")
+
+
+_NAMED: Final = '{"name": "{name}", "arguments": '
+
+WRITINGS: Final = {
+    "hermes": CallWriting("<tool_call>\n" + _NAMED, "}\n</tool_call>", between="\n"),
+    "llama3": CallWriting('{"name": "{name}", "parameters": ', "}", between="; ", thought=None),
+    "mistral-args": CallWriting("[TOOL_CALLS]{name}[ARGS]", "", thought=("[THINK]", "[/THINK]")),
+    "mistral": CallWriting(_NAMED, "}", "[TOOL_CALLS] [", ", ", "]", thought=("[THINK]", "[/THINK]")),
+    "nemotron": CallWriting(_NAMED, "}", "<TOOLCALL>[", ", ", "]</TOOLCALL>"),
+    "granite": CallWriting(_NAMED, "}", "<|tool_call|>[", ", ", "]"),
+    "command": CallWriting(
+        '{"tool_call_id": "0", "tool_name": "{name}", "parameters": ',
+        "}",
+        "<|START_ACTION|>[",
+        ", ",
+        "]<|END_ACTION|>",
+        thought=("<|START_THINKING|>", "<|END_THINKING|>"),
+    ),
+    "deepseek": CallWriting(
+        "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "kimi-k2": CallWriting(
+        "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_begin|>",
+        "",
+        "<|tool_calls_section_end|>",
+        most=1,  # the next one would have to count
+    ),
+    "gpt-oss": CallWriting(
+        "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+        "",
+        most=1,
+        thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    ),
+}
+"""By the names of forms. Those whose arguments are elements, not JSON, are not here."""
+
+
+def forced_calls(
+    form: str, tools: Sequence[Mapping[str, Any]], name: str, prompt: str, pieces: Callable[[str], Pieces]
+) -> Constraint:
+    """The constraint of an answer that calls at least one of `tools`, or once the one called `name`.
+
+    `prompt`: the text of the prompt's end, where a thought may have begun. `pieces` splits a text at added tokens.
+    Raises InvalidRequest, which names the fields that cannot be enforced.
+    """
+    writing = WRITINGS.get(form)
+    if writing is None:
+        raise InvalidRequest.of("chat.tool_choice", f"calls cannot be required where they are written as {form!r}")
+    functions = _functions(tools)
+    if name:
+        functions = [each for each in functions if each["name"] == name]
+        if not functions:
+            raise InvalidRequest.of("chat.tool_choice.name", "no tool has this name")
+    begun = writing.thought is not None and re.search(re.escape(writing.thought[0]) + r"\s*$", prompt)
+    told = {
+        "thought": None if writing.thought is None else [pieces(part) for part in writing.thought],
+        "begun": bool(begun),
+        "before": pieces(writing.before),
+        "calls": [
+            [pieces(writing.begin.replace("{name}", each["name"])), {**each.get("parameters", _NONE), "type": "object"}]
+            for each in functions
+        ],
+        "end": pieces(writing.end),
+        "between": pieces(writing.between),
+        "behind": pieces(writing.behind),
+        "most": 1 if name else writing.most,
+    }
+    # Not sorted: arguments come in the order of their schema, which their author may have chosen.
+    constraint = Constraint(ConstraintKind.CALLS, json.dumps(told))
+    violations = constraint.violations()
+    if violations:
+        raise InvalidRequest(violations)
+    return constraint
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What each tool says of its function. Raises InvalidRequest naming those that say no name or no schema."""
+    violations, functions = [], []
+    for place, tool in enumerate(tools):
+        function = tool.get("function", tool)
+        named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        if not (named and TOOL_NAME.fullmatch(function["name"])):
+            said = "needs a function.name of 1 to 64 characters of A-Z a-z 0-9 _ . - where calls are required"
+            violations.append(FieldViolation(f"chat.tools[{place}]", said))
+        elif not _is_of_objects(function.get("parameters", {})):
+            said = "has function.parameters that are no schema of an object"
+            violations.append(FieldViolation(f"chat.tools[{place}]", said))
+        functions.append(function)
+    if violations:
+        raise InvalidRequest(violations)
+    return functions
+
+
+def _is_of_objects(schema: Any) -> bool:
+    return isinstance(schema, dict) and (schema.get("type", "object") == "object" or "object" in schema["type"])
