@@ -18,7 +18,7 @@ from core.types.constraint import Constraint, ConstraintKind
 Pieces = list[str | int]
 """A text in parts: a number is an added token of the tokenizer."""
 
-_NONE: Final = {"additionalProperties": False}
+NO_ARGUMENTS: Final = {"additionalProperties": False}
 """The schema of a tool without parameters, as OpenAI has it."""
 
 TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -93,20 +93,12 @@ def forced_calls(
     writing = WRITINGS.get(form)
     if writing is None:
         raise InvalidRequest.of("chat.tool_choice", f"calls cannot be required where they are written as {form!r}")
-    functions = _functions(tools)
-    if name:
-        functions = [each for each in functions if each["name"] == name]
-        if not functions:
-            raise InvalidRequest.of("chat.tool_choice.name", "no tool has this name")
     begun = writing.thought is not None and re.search(re.escape(writing.thought[0]) + r"\s*$", prompt)
     told = {
         "thought": None if writing.thought is None else [pieces(part) for part in writing.thought],
         "begun": bool(begun),
         "before": pieces(writing.before),
-        "calls": [
-            [pieces(writing.begin.replace("{name}", each["name"])), {**each.get("parameters", _NONE), "type": "object"}]
-            for each in functions
-        ],
+        "calls": [[pieces(writing.begin.replace("{name}", said)), schema] for said, schema in _functions(tools, name)],
         "end": pieces(writing.end),
         "between": pieces(writing.between),
         "behind": pieces(writing.behind),
@@ -120,22 +112,38 @@ def forced_calls(
     return constraint
 
 
-def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What each tool says of its function. Raises InvalidRequest naming those that say no name or no schema."""
-    violations, functions = [], []
+def _functions(tools: Sequence[Mapping[str, Any]], name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Name and schema of each tool that may be called: of all, or of those called `name`.
+
+    Raises InvalidRequest naming tools that say no name or no schema, and a name that is none of theirs.
+    """
+    violations, found = [], []
     for place, tool in enumerate(tools):
         function = tool.get("function", tool)
-        named = isinstance(function, dict) and isinstance(function.get("name"), str)
-        if not (named and TOOL_NAME.fullmatch(function["name"])):
-            said = "needs a function.name of 1 to 64 characters of A-Z a-z 0-9 _ . - where calls are required"
-            violations.append(FieldViolation(f"chat.tools[{place}]", said))
-        elif not _is_of_objects(function.get("parameters", {})):
-            said = "has function.parameters that are no schema of an object"
-            violations.append(FieldViolation(f"chat.tools[{place}]", said))
-        functions.append(function)
+        said, schema = _said_of(function)
+        if name and said != name:
+            continue
+        field = f"chat.tools[{place}]"
+        if said is None or not TOOL_NAME.fullmatch(said):
+            reason = "needs a function.name of 1 to 64 characters of A-Z a-z 0-9 _ . - where calls are required"
+            violations.append(FieldViolation(field, reason))
+        elif not _is_of_objects(schema):
+            violations.append(FieldViolation(field, "has function.parameters that are no schema of an object"))
+        else:
+            found.append((said, {**schema, "type": "object"}))
+    if not (found or violations):
+        violations.append(FieldViolation("chat.tool_choice.name", "no tool has this name"))
     if violations:
         raise InvalidRequest(violations)
-    return functions
+    return found
+
+
+def _said_of(function: Any) -> tuple[str | None, Any]:
+    """The name, if there is one, and the schema of what a tool says of its function."""
+    if not isinstance(function, dict):
+        return None, None
+    name, schema = function.get("name"), function.get("parameters")
+    return name if isinstance(name, str) else None, NO_ARGUMENTS if schema is None else schema
 
 
 def _is_of_objects(schema: Any) -> bool:

@@ -17,6 +17,7 @@ from core.config import LoraConfig
 from core.errors import InvalidRequest, SlipstreamError, StartupError
 from core.types.constraint import Constraint, ConstraintKind
 from service.cli.cli_options import GroupedCommand, setting_options
+from service.cli.commands.answers import AskedAnswer, ShownParts, answer_options
 from service.cli.commands.waiting import wait_option, wait_until_loaded
 from service.cli.server_access import ServerAccess, access_options, server_option
 from service.config.server_config import ServerConfig
@@ -34,6 +35,7 @@ class Asked:
     adapter: str
     constraint: Constraint | None
     speculative: bool
+    answer: AskedAnswer
     sampling: dict[str, Any]
 
 
@@ -48,6 +50,7 @@ class Asked:
     help="Generate with this LoRA adapter: the server's own name for it, or without --server one in DIR.",
 )
 @click.option("--chat", is_flag=True, help="Send the text as a user's message through the chat template.")
+@answer_options
 @click.option("--max-tokens", type=int, help="Most tokens to generate.  [default: the model's]")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: the model's]")
 @click.option("--top-p", type=float, help="Nucleus sampling.  [default: the model's]")
@@ -89,6 +92,7 @@ def generate(
     slipstream generate "27+45="
     slipstream generate --server 127.0.0.1:50051 --max-tokens 64 "A story about Mia the fox:"
     slipstream generate --model DIR --adapter french=ADAPTER_DIR "Bonjour"
+    slipstream generate --model DIR --chat --tools tools.json --tool-choice required --parse-answer "Where is Ann?"
     """
     sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
     given = {name: value for name, value in sampling.items() if value is not None}
@@ -103,7 +107,8 @@ def generate(
     name, is_local, _ = (adapter or "").partition("=")
     if adapter and bool(server) == bool(is_local):
         raise click.UsageError("--adapter takes a NAME with --server, and NAME=DIR without")
-    asked = Asked(text, chat, name, constraint, not no_speculative, given)
+    answer = AskedAnswer.taken_from(options, chat)
+    asked = Asked(text, chat, name, constraint, not no_speculative, answer, given)
     if server:
         pieces = _remote(server, wait, access, asked)
     else:
@@ -156,10 +161,12 @@ async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) 
         await wait_until_loaded(client, server, wait)
         try:
             options = {"adapter": asked.adapter, "speculative": asked.speculative, **asked.sampling}
-            async for event in client.generate(prompt, constraint=wanted, **options):
+            options |= {"tools": list(map(json.loads, asked.answer.tools)), "tool_choice": asked.answer.choice}
+            shown = ShownParts()
+            async for event in client.generate(prompt, constraint=wanted, parse_answer=asked.answer.parsed, **options):
                 if isinstance(event, Chunk):
                     told += event.chosen_logprobs
-                    yield event.text
+                    yield event.text + shown.text((part.kind, part.text, part.call) for part in event.parts)
                 elif isinstance(event, PromptChunk):
                     of_prompt += ((token, value) for token, value, _ in event.logprobs)
         except CallFailed as failure:
@@ -184,7 +191,12 @@ async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None
             constraint=asked.constraint,
             sampling=replace(engine.model_info.default_sampling, **asked.sampling),
             speculative=asked.speculative,
+            chat_tools=asked.answer.tools,
+            tool_mode=asked.answer.mode,
+            tool_name=asked.answer.name,
+            parse_answer=asked.answer.parsed,
         )
+        shown = ShownParts()
         told, of_prompt = list[tuple[float, ...]](), list[tuple[int, float]]()
         async with aclosing(await engine.generate(request)) as stream:
             async for event in stream:
@@ -192,7 +204,7 @@ async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None
                     of_prompt += ((entry.token_id, entry.logprob) for entry in event.logprobs)
                 elif isinstance(event, Delta):
                     told += (entry.chosen for entry in event.logprobs)
-                    yield event.text
+                    yield event.text + shown.text((part.kind.value, part.text, part.call) for part in event.parts)
         yield _table(asked, told, of_prompt)
 
 

@@ -59,7 +59,7 @@ FAR = {"who": {"type": "string", "maxLength": 5}, "far": {"type": "integer", "mi
 TOOLS = [
     tool("look", {"type": "object", "properties": FAR, "required": ["far", "who"], "additionalProperties": False}),
     tool("get.it-2", {"properties": {"é": {"enum": ["<tool_call>", "a}; b", None]}}, "additionalProperties": False}),
-    tool("stop", None),
+    {"type": "function", "function": {"name": "stop", "parameters": None}},
 ]
 
 
@@ -112,7 +112,7 @@ def test_what_passes_is_a_thought_and_calls(form: str, marked: bool, name: str, 
     served, backend, vocabulary = set_up(marked)
     around = WRITINGS[form].thought
     opened, closed = around or ("", "")
-    schemas = {each["function"]["name"]: each["function"].get("parameters", {"maxProperties": 0}) for each in TOOLS}
+    schemas = {each["function"]["name"]: each["function"]["parameters"] or {"maxProperties": 0} for each in TOOLS}
     # A walk that began a thought of its own would hardly find its end.
     start = (WRITINGS[form].before + WRITINGS[form].begin).partition("{name}")[0]
     cases = [("", "")]
@@ -166,7 +166,8 @@ def test_forms_without_json_are_refused_by_name(form: str) -> None:
     [
         (TOOLS, "other", "chat.tool_choice.name"),
         ([*TOOLS, {}], "", "chat.tools[3]"),
-        ([*TOOLS, {"function": 1}], "look", "chat.tools[3]"),
+        ([*TOOLS, {"function": 1}], "", "chat.tools[3]"),
+        ([{"function": 1}], "look", "chat.tool_choice.name"),
         ([tool("a b", None)], "", "chat.tools[0]"),
         ([tool('a"b', None)], "", "chat.tools[0]"),
         ([tool("a" * 65, None)], "", "chat.tools[0]"),
