@@ -65,7 +65,7 @@ class Answering:
 
         def made() -> Constraint:
             tools = [json.loads(text) for text in texts]
-            return forced_calls(form.name, tools, request.tool_name, self._end_of(prompt), self._tokenizer.pieces)
+            return forced_calls(form.name, tools, request.tool_name, self._end_of(prompt))
 
         with self._failures.told():
             return await self._workers.run(made, caller=request.tenant, long=sum(map(len, texts)) > LONG_CHARS)

@@ -7,7 +7,6 @@ error. What is switched is switched once, at load.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,10 +58,6 @@ class Tokenizer:
         self._bos_token: str | None = hf.bos_token
         self._known = None if self.backend is not None else _known_ids(hf)
         """Ids of the vocabulary, which has holes; None where the backend passes over all others by itself."""
-        self._added_ids = {} if self.backend is None else _added_ids(self.backend)
-        # Longest first: where one token begins as another does, the tokenizer takes the longer one.
-        names = sorted(self._added_ids, key=len, reverse=True)
-        self._added = re.compile("|".join(map(re.escape, names)).join("()")) if names else None
         self._literal = None if self.backend is None else LiteralText(self.backend, hf.unk_token_id)
         self.chats = _chat_renderer(hf)
         """Renders the chat template; None if there is none, or if it is code of the library."""
@@ -169,12 +164,6 @@ class Tokenizer:
             text = self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
 
-    def pieces(self, text: str) -> list[str | int]:
-        """`text` split at added tokens, which are told by their ids; whole where the tokenizer is written in Python."""
-        if self._added is None:
-            return [text] if text else []
-        return [self._added_ids.get(part, part) for part in self._added.split(text) if part]
-
     def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[str] = (), arguments: str = "") -> str:
         """The prompt that the checkpoint's chat template makes of a conversation, up to where the model answers.
 
@@ -277,11 +266,6 @@ def _special_ids(hf: Any, backend: tokenizers.Tokenizer | None) -> frozenset[int
     if backend is None:
         return frozenset(hf.all_special_ids)
     return frozenset(index for index, token in backend.get_added_tokens_decoder().items() if token.special)
-
-
-def _added_ids(backend: tokenizers.Tokenizer) -> dict[str, int]:
-    """Ids of the added tokens, by their texts."""
-    return {token.content: index for index, token in backend.get_added_tokens_decoder().items() if token.content}
 
 
 def _known_ids(hf: Any) -> frozenset[int]:

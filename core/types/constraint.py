@@ -9,6 +9,7 @@ from enum import Enum
 
 from core.errors import FieldViolation
 from core.types.sampling_params import SamplingParams
+from core.types.structural_tags import StructuralTags
 
 MAX_SCHEMA_CHARS = 65_536
 MAX_SCHEMA_DEPTH = 64
@@ -27,6 +28,8 @@ class ConstraintKind(Enum):
     REGEX = "regex"
     EBNF = "ebnf"
     CHOICE = "choice"
+    STRUCTURAL_TAGS = "structural_tags"
+    """The source of a `StructuralTags`."""
     CALLS = "calls"
     """Calls of tools, as `core.text.answers.call_grammar` writes them: no client does."""
 
@@ -75,6 +78,15 @@ def _schema(source: str) -> Iterator[str]:
         yield "must be a JSON object"
     elif _deeper(schema, MAX_SCHEMA_DEPTH):
         yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels"
+
+
+def _structural_tags(source: str) -> Iterator[str]:
+    if len(source) > MAX_CALLS_CHARS:
+        yield f"must have at most {MAX_CALLS_CHARS} characters"
+    elif _deeper(json.loads(source), MAX_SCHEMA_DEPTH):
+        yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels"
+    else:
+        yield from StructuralTags.of_source(source).faults()
 
 
 def _calls(source: str) -> Iterator[str]:
@@ -128,5 +140,6 @@ _CHECKS = {
     ConstraintKind.REGEX: _regex,
     ConstraintKind.EBNF: _ebnf,
     ConstraintKind.CHOICE: _choice,
+    ConstraintKind.STRUCTURAL_TAGS: _structural_tags,
     ConstraintKind.CALLS: _calls,
 }

@@ -150,7 +150,8 @@ class SlipstreamClient:
         """Stream the outputs for `prompt`, and PromptChunks before them where `prompt_logprobs` is given.
 
         `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
-        {"ebnf": text}, {"choice": [texts]}. `timeout` is the call's deadline in seconds. Raises CallFailed.
+        {"ebnf": text}, {"choice": [texts]}, {"structural_tags": the fields of StructuralTags, schemas as text or dict}.
+        `timeout` is the call's deadline in seconds. Raises CallFailed.
         With `speculative=False` no tokens are guessed. `tools`, `template_arguments`, `special_tokens`, `parse_answer`
         are for chats, as Chat of the API has them; so is `tool_choice`: "auto", "none", "required" or the name of a
         tool. Leaving the loop early cancels the call.

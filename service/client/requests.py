@@ -77,8 +77,19 @@ def constraint_of(given: Mapping[str, Any]) -> pb.Constraint:
     ((kind, value),) = given.items()
     if kind == "choice":
         return pb.Constraint(choice=pb.Choice(choices=value))
+    if kind == "structural_tags":
+        return pb.Constraint(structural_tags=_structural_tags(**value))
     text: Any = json.dumps(value) if isinstance(value, Mapping) else value
     return pb.Constraint(**{kind: text})
+
+
+def _structural_tags(tags: Sequence[Mapping[str, Any]], triggers: Sequence[str], **flags: bool) -> pb.StructuralTags:
+    """The message of tags whose schemas are texts or objects."""
+    told = [
+        pb.StructuralTag(begin=tag["begin"], json_schema=_json(tag.get("json_schema", "")), end=tag.get("end", ""))
+        for tag in tags
+    ]
+    return pb.StructuralTags(tags=told, triggers=triggers, **flags)
 
 
 def embed_input(given: str | Sequence[int]) -> pb.EmbedInput:

@@ -18,6 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from core.config import ADAPTER_NAME
 from core.errors import FieldViolation, InvalidRequest
+from core.types.constraint import MAX_CALLS_CHARS, Constraint, ConstraintKind
 from core.types.io import ModelInfo
 from core.types.sampling_params import (
     MAX_LOGIT_BIAS,
@@ -26,6 +27,7 @@ from core.types.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
+from core.types.structural_tags import StructuralTags
 from service.wire.generate import MAX_REQUEST_ID_CHARS, REQUEST_ID
 
 PARAMS = "sampling_params"
@@ -156,3 +158,13 @@ def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
         return names.get(stem, stem) + bracket + place
 
     return InvalidRequest([FieldViolation(name_of(each.field), each.description) for each in error.violations])
+
+
+def structural_tags(text: str) -> Constraint:
+    """The constraint that `text` writes in xgrammar's JSON. Raises InvalidRequest, field `structural_tag`."""
+    try:
+        if len(text) > MAX_CALLS_CHARS:
+            raise ValueError(f"must have at most {MAX_CALLS_CHARS} characters")
+        return Constraint(ConstraintKind.STRUCTURAL_TAGS, StructuralTags.of_gateway(text).source)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest.of(f"{PARAMS}.structural_tag", str(error)) from None

@@ -39,6 +39,7 @@ CONSTRAINTS: Mapping[str, ConstraintKind] = {
     "regex": ConstraintKind.REGEX,
     "json_schema": ConstraintKind.JSON_SCHEMA,
     "ebnf_grammar": ConstraintKind.EBNF,
+    "structural_tag": ConstraintKind.STRUCTURAL_TAGS,
 }
 
 MAX_CHOSEN_IDS = 128
@@ -52,7 +53,6 @@ UNSERVED: Mapping[str, str] = {
     "input_embeds": "prompts are token ids here",
 }
 UNSERVED_PARAMS: Mapping[str, str] = {
-    "structural_tag": "structural tags are not served; use json_schema, regex or ebnf_grammar",
     "custom_params": "are for custom logit processors, which are not run here",
 }
 UNSERVED_EMBED: Mapping[str, str] = {
@@ -230,6 +230,8 @@ def _told_violations(message: pb.GenerateRequest, info: ModelInfo, of_prompt: bo
 
 def _constraint(params: pb.SamplingParams) -> Constraint | None:
     kind = params.WhichOneof("constraint")
+    if kind == "structural_tag":
+        return reading.structural_tags(params.structural_tag)
     return None if kind is None else Constraint(CONSTRAINTS[kind], getattr(params, kind))
 
 

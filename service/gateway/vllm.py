@@ -40,6 +40,7 @@ CONSTRAINTS: Mapping[str, ConstraintKind] = {
     "json_schema": ConstraintKind.JSON_SCHEMA,
     "regex": ConstraintKind.REGEX,
     "grammar": ConstraintKind.EBNF,
+    "structural_tag": ConstraintKind.STRUCTURAL_TAGS,
 }
 ANY_OBJECT = '{"type": "object"}'
 
@@ -51,7 +52,6 @@ UNSERVED: Mapping[str, str] = {
     "media_refs": "this server takes text only",
 }
 UNSERVED_PARAMS: Mapping[str, str] = {
-    "structural_tag": "structural tags are not served; use json_schema, regex, grammar or choice",
     "truncate_prompt_tokens": "prompts are not truncated here",
 }
 
@@ -158,4 +158,6 @@ def _constraint(params: pb.SamplingParams) -> Constraint | None:
         return Constraint.choice(list(params.choice.choices))
     if kind == "json_object":
         return Constraint(ConstraintKind.JSON_SCHEMA, ANY_OBJECT) if params.json_object else None
+    if kind == "structural_tag":
+        return reading.structural_tags(params.structural_tag)
     return None if kind is None else Constraint(CONSTRAINTS[kind], getattr(params, kind))

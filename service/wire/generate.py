@@ -18,7 +18,6 @@ from google.protobuf.duration_pb2 import Duration
 
 from core.config import ADAPTER_NAME
 from core.errors import FieldViolation, InvalidRequest
-from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import (
     Delta,
     Finished,
@@ -33,6 +32,7 @@ from core.types.sampling_params import SamplingParams
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.tenant_ids import public_id
 from service.wire.chat import answer_part, chat_fields, chat_violations
+from service.wire.constraint import constraint_violations, read_constraint
 from service.wire.message_limits import refuse_oversized
 
 MAX_REQUEST_ID_CHARS = 128
@@ -67,7 +67,7 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
         *_input_violations(message, info),
         *queue_timeout_violations(message),
         *_option_violations(message),
-        *_constraint_violations(message),
+        *constraint_violations(message),
     ]
     sampling = sampling_params(message, info.default_sampling)
     want_text = message.output_options.text if message.output_options.HasField("text") else True
@@ -86,7 +86,7 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
         deadline=deadline,
         cache_salt=message.cache_salt,
         adapter=message.adapter,
-        constraint=_constraint(message),
+        constraint=read_constraint(message),
         speculative=message.speculative if message.HasField("speculative") else True,
     )
 
@@ -140,21 +140,6 @@ def queue_timeout_violations(message: WorkRequest) -> Iterator[FieldViolation]:
         yield FieldViolation("queue_timeout", "must be a valid duration above zero")
 
 
-def _constraint_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
-    if message.HasField("constraint") and message.constraint.WhichOneof("kind") is None:
-        yield FieldViolation("constraint", "one of json_schema, regex, ebnf or choice must be set")
-
-
-def _constraint(message: pb.GenerateRequest) -> Constraint | None:
-    """The constraint that the outputs must match; None without one. The engine checks its content."""
-    kind = message.constraint.WhichOneof("kind")
-    if kind is None:
-        return None
-    if kind == "choice":
-        return Constraint.choice(list(message.constraint.choice.choices))
-    return Constraint(ConstraintKind(kind), getattr(message.constraint, kind))
-
-
 def _option_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
     """One option in two places is fine; two different values are not. Two options that cannot be combined are not."""
     options, sampling = message.output_options, message.sampling_params
@@ -163,9 +148,6 @@ def _option_violations(message: pb.GenerateRequest) -> Iterator[FieldViolation]:
             yield FieldViolation(f"output_options.{name}", f"differs from sampling_params.{name}; set one of them")
     if message.resumable and sampling.HasField("prompt_logprobs"):
         yield FieldViolation("sampling_params.prompt_logprobs", "cannot be combined with resumable")
-    choice = message.chat.tool_choice
-    if message.HasField("constraint") and (choice.name or choice.mode == pb.TOOL_MODE_REQUIRED):
-        yield FieldViolation("constraint", "cannot be combined with chat.tool_choice, which requires a call")
     if message.chat.parse_answer and message.resumable:
         yield FieldViolation("chat.parse_answer", "cannot be combined with resumable")
     if message.chat.parse_answer and message.output_options.HasField("text") and not message.output_options.text:

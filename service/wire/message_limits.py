@@ -18,6 +18,7 @@ from core.types.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from core.types.structural_tags import MAX_TAGS
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.wire.packed import label_score_bytes
 
@@ -56,7 +57,7 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
     # Those of turns that are too many anyway are not walked.
     calls = sum(len(turn.tool_calls) for turn in message.chat.messages) if 0 < turns <= info.max_input_length else 0
     tools = len(message.chat.tools) if kind == "chat" else 0
-    choices = len(message.constraint.choice.choices) if message.HasField("constraint") else 0
+    constraint = message.constraint
     for name, count, limit, noun in (
         ("token_ids.ids", ids, info.max_input_length, "tokens"),
         # Each turn becomes at least one token in any template, and each call too: the token limit bounds both.
@@ -67,7 +68,9 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
         ("sampling_params.stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids"),
         ("sampling_params.logprob_token_ids", len(sampling.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS, "ids"),
         ("sampling_params.logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIAS, "entries"),
-        ("constraint.choice", choices, MAX_CHOICES, "choices"),
+        ("constraint.choice", len(constraint.choice.choices), MAX_CHOICES, "choices"),
+        ("constraint.structural_tags", len(constraint.structural_tags.tags), MAX_TAGS, "tags"),
+        ("constraint.structural_tags", len(constraint.structural_tags.triggers), MAX_TAGS, "triggers"),
     ):
         if count > limit:
             yield FieldViolation(name, f"has {count} {noun}, at most {limit} can be served")

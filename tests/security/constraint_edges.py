@@ -29,6 +29,9 @@ def constraints() -> Iterator[Edge]:
         yield constrained(f"a regex of {length}", None if 1 <= length <= 8_192 else "regex", regex=regex)
     for text in ("(", "[", "*", "a{2,1}", "\\", "(?=a)", "(a)\\1"):
         yield constrained(f"the regex {text!r}", "regex" if LIBRARY else None, regex=text)
+    for count, fits in ((0, False), (1, True), (128, True), (129, False), (100_000, False)):
+        tags = pb.StructuralTags(tags=[pb.StructuralTag(begin="<f")] * count, triggers=["<f"])
+        yield constrained(f"{count} tags", None if fits else "structural_tags", structural_tags=tags)
     for text in ("", "x", "1", "[]", "null", "{", '"a"', "NaN", "[" * 100_000, '{"type": "nothing"}', '{"not": 5}'):
         served = not LIBRARY and text.startswith('{"')
         yield constrained(f"the schema {text[:20]!r}", None if served else "json_schema", json_schema=text)

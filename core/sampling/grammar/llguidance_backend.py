@@ -9,8 +9,7 @@ items in a row, of which an `anyOf` of 200 objects has 200: 300 ms with the defa
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import llguidance
 import numpy as np
@@ -20,6 +19,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from core.sampling.grammar.mask_pool import MaskPool, Pace, PacedRow
 from core.sampling.grammar.registry import GrammarError
+from core.sampling.grammar.tag_grammar import TagGrammar
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.grammar import Matcher, Words
@@ -40,9 +40,6 @@ JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     "item_separator": ",",
     "key_separator": ":",
 }
-
-CALL_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As templates write arguments, which is what models have learnt."""
 
 NOT_ALLOWED = "doesn't satisfy the grammar"
 """Part of the library's error for a token that the mask forbids; all its other errors are limits (1.9.1)."""
@@ -66,11 +63,17 @@ class LLGuidance:
             vocabulary.tokenizer_json, n_vocab=vocabulary.size, eos_token=list(vocabulary.end_ids)
         )
         self.pool = MaskPool()
+        grammar = TagGrammar(vocabulary.marks, vocabulary.end_ids)
+        self._sources: dict[ConstraintKind, Callable[[str], str]] = {
+            **_SOURCES,
+            ConstraintKind.CALLS: lambda source: LLMatcher.grammar_from_lark(grammar.calls(source)),
+            ConstraintKind.STRUCTURAL_TAGS: lambda source: LLMatcher.grammar_from_lark(grammar.tags(source)),
+        }
 
     def compile(self, constraint: Constraint) -> LLGrammar:
         """Compile `constraint`, without the GIL. Raises GrammarError."""
         try:
-            source = _SOURCES[constraint.kind](constraint.source)
+            source = self._sources[constraint.kind](constraint.source)
         except Exception as error:  # the converter raises whatever it trips over
             raise GrammarError(str(error)) from error
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
@@ -197,48 +200,9 @@ def _ebnf(source: str) -> str:
     return LLMatcher.grammar_from_lark(gbnf_to_lark(source))
 
 
-def _calls(source: str) -> str:
-    """In Lark's notation: maybe a thought, up to its mark, then calls, whose arguments match the schemas of tools."""
-    told = json.loads(source)
-    calls = told["calls"]
-    more = "" if told["most"] == 1 else f" ({_pieces(told['between'])} call)*"
-    which = " | ".join(f"call_{place}" for place in range(len(calls)))
-    rules = [
-        f"start: thought {_pieces(told['before'])} call{more} {_pieces(told['behind'])}",
-        f"call: ({which}) {_pieces(told['end'])}",
-        *(f"call_{place}: {_pieces(begin)} %json {_strict(schema)}" for place, (begin, schema) in enumerate(calls)),
-        *_thought(told),
-    ]
-    return LLMatcher.grammar_from_lark("\n".join(rules))
-
-
-def _thought(told: dict[str, Any]) -> list[str]:
-    """The rules of a thought, which may have begun in the prompt. It ends with the first mark."""
-    if told["thought"] is None:
-        return ['thought: ""']
-    begin, (mark, *rest) = told["thought"]
-    lazy = "" if isinstance(mark, int) else "[lazy]"
-    whole = f"closed {_pieces(rest)} GAP"
-    return [
-        f"thought: {whole}" if told["begun"] else f"thought: ({_pieces(begin)} {whole})?",
-        f"closed{lazy}: TEXT {_pieces([mark])}",
-        r"TEXT: /(.|\n)*/",
-        r"GAP: /\n{0,2}/",
-    ]
-
-
-def _pieces(pieces: Sequence[str | int]) -> str:
-    return " ".join(f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece) for piece in pieces)
-
-
-def _strict(schema: dict[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": CALL_OPTIONS})
-
-
 _SOURCES = {
     ConstraintKind.JSON_SCHEMA: _schema,
     ConstraintKind.REGEX: LLMatcher.grammar_from_regex,
     ConstraintKind.EBNF: _ebnf,
     ConstraintKind.CHOICE: _choice,
-    ConstraintKind.CALLS: _calls,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import tokenizers
@@ -23,6 +23,8 @@ class Vocabulary:
     """Number of logits of the model."""
     end_ids: tuple[int, ...]
     virtual_end: bool
+    marks: dict[str, int] = field(default_factory=dict)
+    """Ids of the added tokens that the model can sample, by their texts."""
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, model_size: int, ends: tuple[int, ...]) -> Vocabulary:
@@ -31,13 +33,15 @@ class Vocabulary:
         Libraries need an end token, so a model without one gets an id that it cannot sample.
         """
         copy = spelling_of(backend, model_size)
+        added = backend.get_added_tokens_decoder().items()
+        marks = {token.content: index for index, token in added if token.content and index < model_size}
         if ends:
-            return cls(copy.to_str(), model_size, model_size, ends, False)
+            return cls(copy.to_str(), model_size, model_size, ends, False, marks)
         name = special_name("end")
         copy.add_special_tokens([name])
         end = copy.token_to_id(name)
         assert end is not None and end <= model_size, "it was added just now, behind tokens of the model"
-        return cls(copy.to_str(), max(end + 1, model_size), model_size, (end,), True)
+        return cls(copy.to_str(), max(end + 1, model_size), model_size, (end,), True, marks)
 
     @property
     def words(self) -> int:

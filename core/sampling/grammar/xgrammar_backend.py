@@ -54,6 +54,8 @@ class XGrammar:
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """Compile `constraint`, without the GIL. Raises GrammarError."""
+        if constraint.kind not in _COMPILERS:
+            raise GrammarError("is enforced by llguidance alone; the server has xgrammar")
         try:
             compiled = _COMPILERS[constraint.kind](self._compiler, constraint.source)
         except Exception as error:  # the library raises RuntimeError and more

@@ -1,22 +1,15 @@
-"""Makes an answer call tools: the constraint that lets it think first, and then only call what was offered.
-
-Marks of calls are often tokens of their own, which no text spells for a grammar library: so the constraint is made of
-pieces, of which a number is a token.
-"""
+"""Makes an answer call tools: the constraint that lets it think first, and then only call what was offered."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import Constraint, ConstraintKind
-
-Pieces = list[str | int]
-"""A text in parts: a number is an added token of the tokenizer."""
 
 NO_ARGUMENTS: Final = {"additionalProperties": False}
 """The schema of a tool without parameters, as OpenAI has it."""
@@ -82,12 +75,11 @@ WRITINGS: Final = {
 """By the names of forms. Those whose arguments are elements, not JSON, are not here."""
 
 
-def forced_calls(
-    form: str, tools: Sequence[Mapping[str, Any]], name: str, prompt: str, pieces: Callable[[str], Pieces]
-) -> Constraint:
+def forced_calls(form: str, tools: Sequence[Mapping[str, Any]], name: str, prompt: str) -> Constraint:
     """The constraint of an answer that calls at least one of `tools`, or once the one called `name`.
 
-    `prompt`: the text of the prompt's end, where a thought may have begun. `pieces` splits a text at added tokens.
+    `prompt`: the text of the prompt's end, where a thought may have begun.
+
     Raises InvalidRequest, which names the fields that cannot be enforced.
     """
     writing = WRITINGS.get(form)
@@ -95,13 +87,13 @@ def forced_calls(
         raise InvalidRequest.of("chat.tool_choice", f"calls cannot be required where they are written as {form!r}")
     begun = writing.thought is not None and re.search(re.escape(writing.thought[0]) + r"\s*$", prompt)
     told = {
-        "thought": None if writing.thought is None else [pieces(part) for part in writing.thought],
+        "thought": writing.thought,
         "begun": bool(begun),
-        "before": pieces(writing.before),
-        "calls": [[pieces(writing.begin.replace("{name}", said)), schema] for said, schema in _functions(tools, name)],
-        "end": pieces(writing.end),
-        "between": pieces(writing.between),
-        "behind": pieces(writing.behind),
+        "before": writing.before,
+        "calls": [[writing.begin.replace("{name}", said), schema] for said, schema in _functions(tools, name)],
+        "end": writing.end,
+        "between": writing.between,
+        "behind": writing.behind,
         "most": 1 if name else writing.most,
     }
     # Not sorted: arguments come in the order of their schema, which their author may have chosen.

@@ -174,6 +174,27 @@ async def test_a_call_that_cannot_be_required_is_refused_by_field(
         assert says in str(failed.value)
 
 
+async def test_tags_in_free_text_hold_calls_to_their_schemas(
+    tmp_path: Path, config: Callable[..., ServerConfig]
+) -> None:
+    look = tool("look")
+    tag = {
+        "begin": '<tool_call>\n{"name": "look", "arguments": ',
+        "json_schema": look["function"]["parameters"],
+        "end": "}\n</tool_call>",
+    }
+    tags = {"tags": [tag], "triggers": ["<tool_call>"], "at_least_one": True, "stop_after_first": True}
+    server = Server(config(model=checkpoint(tmp_path), device="cpu", cpu_threads=1, seed=3), build_core_engine)
+    async with loaded(server), SlipstreamClient(f"127.0.0.1:{server.port}") as client:
+        for turn in await turns(client, tools=[look], constraint={"structural_tags": tags}):
+            (call,) = turn["tool_calls"]
+            assert call["function"]["name"] == "look" and json.loads(call["function"]["arguments"])["far"] <= 99
+        asked = client.generate(TURNS, constraint={"structural_tags": {**tags, "triggers": ["x"]}}, max_tokens=1)
+        with pytest.raises(CallFailed) as failed:
+            _ = [event async for event in asked]
+        assert list(failed.value.fields) == ["constraint.structural_tags"]
+
+
 @pytest.mark.parametrize(
     ("setting", "library", "says"),
     [("glm4", "llguidance", "glm4"), ("none", "llguidance", "--answer-form"), ("auto", "none", "llguidance")],

@@ -26,6 +26,12 @@ def asking(tools: list[str], **choice: Any) -> dict[str, Any]:
     return {"chat": pb.Chat(messages=[turn], tools=tools, tool_choice=pb.ToolChoice(**choice))}
 
 
+def tagged(*schemas: str) -> dict[str, Any]:
+    """A text with tags of these schemas, behind one of any value."""
+    tags = [pb.StructuralTag(begin="<f", json_schema=schema) for schema in ("", *schemas)]
+    return {"text": "a", "constraint": pb.Constraint(structural_tags=pb.StructuralTags(tags=tags, triggers=["<f"]))}
+
+
 BAD: list[tuple[str, dict[str, Any], list[str]]] = [
     ("no input", {}, ["input"]),
     ("empty text", {"text": ""}, ["text"]),
@@ -55,6 +61,17 @@ BAD: list[tuple[str, dict[str, Any], list[str]]] = [
         ["chat.tool_choice", "chat.tool_choice.name"],
     ),
     ("a mode of another server", asking(["{}"], mode=7), ["chat.tool_choice.mode"]),
+    *(
+        (f"a tag of {what}", tagged(schema), ["constraint.structural_tags.tags[1].json_schema"])
+        for what, schema in (
+            ("half a schema", "{"),
+            ("a number", "1"),
+            ("null", "null"),
+            ("depth", "[" * 100_000),
+            ("length", '{"a": "' + "x" * 70_000 + '"}'),
+        )
+    ),
+    ("too many tags", tagged(*["{}"] * 129), ["constraint.structural_tags"]),
     ("long role", {"chat": chat(("x" * 65, "a"))}, ["chat.messages[0].role"]),
     ("id too long", {"text": "a", "request_id": "x" * 129}, ["request_id"]),
     ("id with a space", {"text": "a", "request_id": "a b"}, ["request_id"]),

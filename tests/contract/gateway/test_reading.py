@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.sampling_params import SamplingParams
+from core.types.structural_tags import StructuralTag, StructuralTags
 from service.client import CallFailed
 from service.gateway.reading import as_written
 from tests.contract.gateway.spoken import DIALECTS, Spoken
@@ -88,6 +90,29 @@ async def test_zeros_without_presence_switch_options_off(serve: Serve) -> None:
     assert sglang.request_id != off.request_id and len(sglang.request_id) == 32
 
 
+TAGS = StructuralTags((StructuralTag("<f=a>", {"type": "integer"}, "</f>"),), ("<f=",))
+FLAGGED = StructuralTags(TAGS.tags, TAGS.triggers, at_least_one=True)
+OLDER = json.dumps(
+    {
+        "type": "structural_tag",
+        "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
+        "triggers": ["<f="],
+    }
+)
+CONTENT = {"type": "json_schema", "json_schema": {"type": "integer"}}
+NEWER = json.dumps(
+    {
+        "type": "structural_tag",
+        "format": {
+            "type": "triggered_tags",
+            "triggers": ["<f="],
+            "tags": [{"type": "tag", "begin": "<f=a>", "content": CONTENT, "end": "</f>"}],
+            "at_least_one": True,
+        },
+    }
+)
+
+
 @pytest.mark.parametrize(
     ("spoken", "params", "constraint"),
     [
@@ -100,11 +125,19 @@ async def test_zeros_without_presence_switch_options_off(serve: Serve) -> None:
         (VLLM, {"json_object": True}, Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "object"}')),
         (VLLM, {"json_object": False}, None),
         (VLLM, {"choice": VLLM.pb.ChoiceConstraint(choices=["yes", "no"])}, Constraint.choice(["yes", "no"])),
+        (SGLANG, {"structural_tag": OLDER}, Constraint(ConstraintKind.STRUCTURAL_TAGS, TAGS.source)),
+        (VLLM, {"structural_tag": NEWER}, Constraint(ConstraintKind.STRUCTURAL_TAGS, FLAGGED.source)),
     ],
 )
 async def test_constraints_arrive(serve: Serve, spoken: Spoken, params: Any, constraint: Constraint | None) -> None:
     async with serve(grammar_callers="*") as serving:
         assert (await asked(serving, spoken, spoken.generate(IDS, params=params))).constraint == constraint
+
+
+def test_the_flags_of_tags_count_and_other_formats_do_not() -> None:
+    assert StructuralTags.of_gateway(NEWER) == FLAGGED != TAGS == StructuralTags.of_gateway(OLDER)
+    with pytest.raises(ValueError, match="of type any_tags; triggered_tags is served"):
+        StructuralTags.of_gateway(NEWER.replace("triggered_tags", "any_tags"))
 
 
 async def test_vllm_takes_a_text_as_well(serve: Serve) -> None:
@@ -116,6 +149,20 @@ async def test_vllm_takes_a_text_as_well(serve: Serve) -> None:
             await called(serving, VLLM, told)
 
 
+NO_TAGS = [
+    *(
+        "",
+        "{",
+        "{}",
+        "[]",
+        "1",
+        "[" * 100_000,
+        '{"format": {}}',
+        '{"format": 1}',
+        '{"structures": [{}], "triggers": []}',
+    ),
+    *('{"format": {"type": "any_text"}}', NEWER.replace("json_schema", "regex"), NEWER + " " * 200_000),
+]
 MANY = {"logit_bias": dict.fromkeys(range(2000), 1.0)}
 
 REFUSED: list[tuple[Spoken, dict[str, Any], str]] = [
@@ -142,7 +189,7 @@ REFUSED: list[tuple[Spoken, dict[str, Any], str]] = [
     (SGLANG, {"params": {"logit_bias": {"five": 1.0}}}, "sampling_params.logit_bias"),
     (SGLANG, {"params": {"logit_bias": {"-1": 1.0}}}, "sampling_params.logit_bias"),
     (SGLANG, {"params": {"logit_bias": {str(VOCAB): 1.0}}}, f"sampling_params.logit_bias[{VOCAB}]"),
-    (SGLANG, {"params": {"structural_tag": "{}"}}, "sampling_params.structural_tag"),
+    *((SGLANG, {"params": {"structural_tag": text}}, "sampling_params.structural_tag") for text in NO_TAGS),
     (VLLM, {"params": {"structural_tag": "{}"}}, "sampling_params.structural_tag"),
     (SGLANG, {"params": {"custom_params": {"a": 1}}}, "sampling_params.custom_params"),
     (VLLM, {"params": {"choice": VLLM.pb.ChoiceConstraint(choices=["x"] * 2000)}}, "sampling_params.choice"),

@@ -30,3 +30,11 @@ def test_a_mask_allows_what_the_model_can_sample_and_no_end_of_our_own(model_siz
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
     possible = [token for token in range(model_size) if ends or token != end]
     assert all(np.flatnonzero(row).tolist() == possible for row in bits)
+
+
+def test_marks_are_added_tokens_that_the_model_has() -> None:
+    backend = tokenizers.Tokenizer(WordLevel({f"w{number}": number for number in range(TOKENS)}, "w0"))
+    backend.add_tokens(["<a>"])
+    backend.add_special_tokens(["<b>", "<c>"])
+    assert Vocabulary.of(backend, TOKENS + 2, (5,)).marks == {"<a>": TOKENS, "<b>": TOKENS + 1}
+    assert Vocabulary.of(backend, TOKENS + 2, ()).marks == {"<a>": TOKENS, "<b>": TOKENS + 1}

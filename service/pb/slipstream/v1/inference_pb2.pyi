@@ -113,16 +113,40 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., output_options: _Optional[_Union[OutputOptions, _Mapping]] = ..., priority: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., resumable: _Optional[bool] = ..., speculative: _Optional[bool] = ...) -> None: ...
 
 class Constraint(_message.Message):
-    __slots__ = ("json_schema", "regex", "ebnf", "choice")
+    __slots__ = ("json_schema", "regex", "ebnf", "choice", "structural_tags")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     EBNF_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURAL_TAGS_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     regex: str
     ebnf: str
     choice: Choice
-    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ...) -> None: ...
+    structural_tags: StructuralTags
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., structural_tags: _Optional[_Union[StructuralTags, _Mapping]] = ...) -> None: ...
+
+class StructuralTags(_message.Message):
+    __slots__ = ("tags", "triggers", "at_least_one", "stop_after_first")
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    TRIGGERS_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_ONE_FIELD_NUMBER: _ClassVar[int]
+    STOP_AFTER_FIRST_FIELD_NUMBER: _ClassVar[int]
+    tags: _containers.RepeatedCompositeFieldContainer[StructuralTag]
+    triggers: _containers.RepeatedScalarFieldContainer[str]
+    at_least_one: bool
+    stop_after_first: bool
+    def __init__(self, tags: _Optional[_Iterable[_Union[StructuralTag, _Mapping]]] = ..., triggers: _Optional[_Iterable[str]] = ..., at_least_one: _Optional[bool] = ..., stop_after_first: _Optional[bool] = ...) -> None: ...
+
+class StructuralTag(_message.Message):
+    __slots__ = ("begin", "json_schema", "end")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    begin: str
+    json_schema: str
+    end: str
+    def __init__(self, begin: _Optional[str] = ..., json_schema: _Optional[str] = ..., end: _Optional[str] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("choices",)

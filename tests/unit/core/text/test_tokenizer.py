@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -188,20 +187,6 @@ def test_truncation_and_padding_of_the_checkpoint_are_switched_off(tmp_path: Pat
     ours, plain = Tokenizer.load(tmp_path / "model"), Tokenizer.load(families["byte_level"])
     for text in ("hello", "hello world " * 30):
         assert ours.encode(text, add_special_tokens=False) == plain.encode(text, add_special_tokens=False)
-
-
-def test_a_text_in_pieces_has_the_tokens_that_encoding_finds(families: dict[str, Path], seed: int) -> None:
-    """Also where one added token begins as another does, and where one is within another."""
-    hf = AutoTokenizer.from_pretrained(families["byte_level"])
-    hf.add_tokens(["<call>", "<call>s", "call"])
-    hf.add_tokens(["<|x|>", "|x"], special_tokens=True)
-    ours, draw = Tokenizer(hf), random.Random(seed)
-    assert ours.pieces("a<call>s<call>b") == ["a", hf.vocab["<call>s"], hf.vocab["<call>"], "b"]
-    for _ in range(200):
-        text = "".join(draw.choices(["<call>", "s", "call", "<|x|>", "|x", "a", "é", "<"], k=draw.randint(0, 9)))
-        pieces = ours.pieces(text)
-        ids = [[each] if isinstance(each, int) else ours.encode(each, add_special_tokens=False) for each in pieces]
-        assert [token for each in ids for token in each] == ours.encode(text, add_special_tokens=False), text
 
 
 def test_a_cut_asks_for_the_ids_of_a_text_a_few_times(tmp_path: Path) -> None:
