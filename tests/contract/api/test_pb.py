@@ -39,7 +39,7 @@ def test_names_that_clients_rely_on() -> None:
     assert fields["GenerateRequest"] == request | {
         *("queue_timeout", "cache_salt", "adapter", "constraint", "resumable", "speculative"),
     }
-    assert fields["Constraint"] == {"json_schema", "regex", "ebnf", "choice"}
+    assert fields["Constraint"] == {"json_schema", "regex", "ebnf", "choice", "structural_tags"}
     assert fields["GenerateResponse"] == {"request_id", "started", "delta", "finished", "prompt_logprobs"}
     assert fields["AttachResponse"] == fields["GenerateResponse"] - {"prompt_logprobs"}
     assert fields["AttachRequest"] == {"request_id", "positions", "incarnation"}

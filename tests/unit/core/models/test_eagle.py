@@ -24,6 +24,7 @@ from core.models.eagle.weights import HeadWeights, Target, load_head
 from core.models.native.extension import load_extension
 from core.models.native.head import NativeHead
 from core.native.kept_library import ExtensionUnavailable
+from tests.support.tiles import has_tiles
 
 CPU = torch.device("cpu")
 V, H, T = 704, 192, 37
@@ -108,7 +109,9 @@ def test_native_code_gives_what_torch_gives(dtype: torch.dtype, near: float, see
     found, features = run(native, weights, (10, 11, T), seed)
     assert float((logits - found).abs().max()) < near * float(logits.abs().max())
     assert float((own - features).abs().max()) < near * float(own.abs().max())
-    torch.testing.assert_close(run(native, weights, tuple(range(1, T + 1)), seed)[0], found, atol=0, rtol=0)
+    # Many rows at once, where tiles add them in another order.
+    apart = near * float(found.abs().max()) if dtype is torch.bfloat16 and has_tiles() else 0
+    torch.testing.assert_close(run(native, weights, tuple(range(1, T + 1)), seed)[0], found, atol=apart, rtol=0)
 
 
 def test_a_reduced_vocabulary_leads_to_ids_of_the_target(copy: Path) -> None:

@@ -17,6 +17,7 @@ from core.models.native.mixtures import plain_weights, read_gating, read_router,
 from core.models.native.parts import Matrix
 from core.models.native.reading import NotDense
 from tests.support.fakes.paged_steps import Part
+from tests.support.tiles import same_bits
 from tests.unit.core.models.reference import CPU, PackedRun
 from tests.unit.core.models.test_native_families import CASES, checkpoint_of
 from tests.unit.core.models.test_native_shapes import LONG, OTHER, logits, sequences
@@ -111,7 +112,8 @@ def test_a_gate_of_another_kind_is_refused() -> None:
 def test_a_row_is_the_same_to_the_bit_alone_and_beside_others(case: str, dtype: str, tmp_path: Path) -> None:
     """One token sums its experts while they are at hand, several are sorted by expert first."""
     rows = sequences()
-    model = load_model(ModelConfig(str(checkpoint_of(case, tmp_path)), dtype=dtype, native="wait"), CPU)
+    config = ModelConfig(str(checkpoint_of(case, tmp_path)), dtype=dtype, native="wait", **same_bits(dtype))
+    model = load_model(config, CPU)
     run = PackedRun(model, rows, max_len=LONG + 2)
     everyone = [Part(1, LONG - 1, 1), Part(2, OTHER - 1, 1), *(Part(r, len(rows[r]) - 1, 1) for r in range(3, 9))]
     run.step([Part(p.row, 0, p.prefix) for p in everyone], len(everyone))

@@ -19,6 +19,7 @@ from core.models.native.family import UpgradingModel
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.fakes.paged_steps import Part
 from tests.support.packed_int4 import KINDS, make_packed
+from tests.support.tiles import same_bits
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
 
 LONG, ROWS = 40, 12
@@ -85,7 +86,7 @@ def test_native_code_computes_the_same_floats(name: str, dtype: str, tolerance: 
 def test_a_row_alone_is_a_row_of_many_bit_by_bit(name: str, dtype: str, tmp_path: Path) -> None:
     """Few rows are multiplied in registers, up to six of them, and more by way of a cache."""
     packed, _ = make_packed(make_checkpoint("llama", tmp_path / "base"), tmp_path, name)
-    model = load(packed, native="wait", dtype=dtype)
+    model = load(packed, native="wait", dtype=dtype, **same_bits(dtype))
     rows = prompts()
     alone = [logits(model, {1: ids}, [Part(1, 0, len(ids))], 1)[0] for ids in rows.values()]
     for one, many in zip(alone, together(model), strict=True):
