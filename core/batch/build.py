@@ -15,10 +15,12 @@ from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ForwardMode, HistoryWrites, InputStaging, ScheduleBatch
 from core.batch.scoring_batch import ScoredSegment, ScoringBatch, scoring
 from core.batch.spec_plan import SpecPlan
+from core.batch.vision_batch import vision_batch
 from core.memory.companion import Writes
 from core.memory.host_moves import CopyBack
 from core.memory.req_to_token_pool import TableWrites
 from core.types.arrays import Ints
+from core.types.image import PlacedImage
 from core.types.io import Pooling
 
 
@@ -38,6 +40,10 @@ class Segment:
     """int64[m]: prompt tokens behind the first m of `ids`, if their log probabilities are told."""
     top: int = 0
     """Alternatives that come with them."""
+    images: tuple[PlacedImage, ...] = ()
+    """Images whose tokens are all among `ids`."""
+    places: Ints | None = None
+    """int64[3, n]: positions of `ids`, where images have moved them."""
 
     @property
     def length(self) -> int:
@@ -60,7 +66,11 @@ def joined(segments: list[Segment]) -> list[Segment]:
             targets = first.targets
             if targets is not None and each.targets is not None:
                 targets = np.concatenate([targets, each.targets])
-            each = replace(first, ids=np.concatenate([first.ids, each.ids]), final=each.final, targets=targets)
+            places = each.places
+            if places is not None and first.places is not None:
+                places = np.concatenate([first.places, places], axis=1)
+            ids, images = np.concatenate([first.ids, each.ids]), first.images + each.images
+            each = replace(first, ids=ids, final=each.final, targets=targets, images=images, places=places)
         by_row[each.row] = each
     return list(by_row.values())
 
@@ -87,6 +97,8 @@ class StepPlan:
     host_backs: tuple[CopyBack, ...] = ()
     spec: SpecPlan | None = None
     """None where speculation is off."""
+    deltas: Ints | None = None
+    """int64[n]: what images of `decode_rows` add to positions; None where they add nothing."""
 
     @property
     def decode_counts(self) -> Ints:
@@ -148,6 +160,7 @@ def build_batch(
         after_idle=plan.after_idle,
         pooling=_pooling(plan.segments, generations),
         scoring=_scoring(plan.segments, generations),
+        vision=vision_batch(plan.segments, plan.deltas),
         grammar_seeds=plan.grammar_seeds,
         host_backs=plan.host_backs,
         spec=plan.spec,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from core.batch.schedule_batch import ForwardMode
+from core.batch.vision_batch import VisionBatch
 from core.types.arrays import Ints
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class ForwardBatch:
     """[E]: inputs that the encoder reads before the decoder runs, one after another; never part of `input_ids`."""
     encoder_lens_host: Ints | None = None
     """[n] on the host: their lengths, which add up to E."""
+    vision: VisionBatch | None = None
+    """On the host: images whose embeddings take the place of those of their tokens, and positions."""
     page_map: torch.Tensor | None = None
     """int32[pages + 1]: page named by `req_to_token` -> page of `kv_pool`; None where both are the same.
     `out_cache_loc` names slots of `kv_pool` in either case."""

@@ -18,6 +18,7 @@ from core.batch.pooling_batch import PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.scoring_batch import ScoringBatch
 from core.batch.spec_plan import SpecPlan
+from core.batch.vision_batch import VisionBatch
 from core.memory.companion import Writes
 from core.memory.host_moves import CopyBack
 from core.memory.req_to_token_pool import TableWrites
@@ -97,6 +98,8 @@ class ScheduleBatch:
     """Segments of embeddings, if any."""
     scoring: ScoringBatch | None = None
     """Prompt tokens whose log probabilities are told, if any."""
+    vision: VisionBatch | None = None
+    """Images whose tokens are computed, and positions that are not the usual ones, if any."""
     encoder_lens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """int64[n]: tokens of each encoder input that is staged, in batch order; they add up to E."""
     grammar_seeds: tuple[GrammarSeed, ...] = ()

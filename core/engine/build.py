@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from core.engine.embedding_inputs import EmbeddingInputs
 from core.engine.encoder_input import encoder_input
 from core.engine.engine_parts import StepExecutor
 from core.engine.grammar.compiler import GrammarCompiler
+from core.engine.image_inputs import ImageInputs
 from core.engine.input_processor import InputProcessor
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
@@ -56,9 +58,13 @@ from core.scheduler.draft_depth import AdaptiveDepth
 from core.scheduler.rejoining import Rejoining
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.answers.answer_form import answer_form
+from core.text.images.placing import ImagePlacer
+from core.text.images.processor import ImageProcessor
 from core.text.tokenizer import Tokenizer
 from core.types.io import ModelInfo, Pooling
 from core.types.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 """Called with (stage of the load, part of it that is done: 0 to 1)."""
@@ -156,11 +162,23 @@ def _build_inputs(
         encoder_input(spec.encoder, pools.max_input_length),
         pools.max_input_length,
         answer_form(config.model.answer_form, tokenizer.template, tokenizer.response_template),
+        _image_inputs(config, spec, tokenizer),
     )
     labelling = labelling_of(config.model, spec, tokenizer, head)
     return inputs, EmbeddingInputs(
         inputs, pools.memory, spec.hidden_size, labelling, spec.token_types, spec.whole_prompts
     )
+
+
+def _image_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer) -> ImageInputs | None:
+    if spec.vision is None or not config.model.path:
+        return None
+    try:
+        processor = ImageProcessor.load(Path(config.model.path), spec.vision)
+    except StartupError as reason:
+        logger.warning("images are refused: %s", reason)
+        return ImageInputs(why=str(reason))
+    return ImageInputs(processor, ImagePlacer(spec.vision, tokenizer))
 
 
 def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> StepExecutor:
@@ -278,6 +296,7 @@ def _model_info(
         embedding_dimension=spec.hidden_size,
         grammar_backend=grammar_backend or "",
         answer_form=inputs.answering.name,
+        takes_images=inputs.images.sees,
         path=config.model.path,
         pooling=_pooling(config, spec),
         labels=None if labelling is None else labelling.labels,

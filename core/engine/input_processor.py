@@ -11,6 +11,7 @@ import numpy as np
 from core.engine.adapters.table import AdapterTable
 from core.engine.answering import Answering
 from core.engine.encoder_input import EncoderInput
+from core.engine.image_inputs import ImageInputs
 from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
@@ -23,6 +24,7 @@ from core.types.arrays import Ints
 from core.types.chat import ChatMessage, ToolMode
 from core.types.constraint import conflicts
 from core.types.grammar import Grammar
+from core.types.image import NO_IMAGES, PromptImages, ReadImage
 from core.types.io import GenerateRequest, TextPair
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
@@ -55,10 +57,11 @@ class InputProcessor:
         encoder: EncoderInput | None = None,
         max_input: int | None = None,
         answers: AnswerForm | None = None,
+        images: ImageInputs | None = None,
     ) -> None:
         """`context_length`: tokens. `max_input`: of a prompt; None leaves room for one token of output.
 
-        `answers`: how the model writes them, if that is known.
+        `answers`: how the model writes them, if that is known. `images`: None for a model that sees none.
 
         `seed`: of the generator that seeds requests without a seed of their own; None is a random one.
         """
@@ -71,6 +74,7 @@ class InputProcessor:
         self._encoder = encoder
         self._max_input = max_input or (context_length - 1 if encoder is None else encoder.max_tokens)
         self._random = random.Random(seed)
+        self.images = ImageInputs() if images is None else images
         self._workers = Workers(2, "slipstream-text")
         self.answering = Answering(answers, tokenizer, self._workers, self.failures)
         # Chats have threads of their own: a template that takes long must not hold up texts.
@@ -87,8 +91,14 @@ class InputProcessor:
         """Tokens of the longest prompt."""
         return self._max_input
 
-    async def prompt_ids(self, request: GenerateRequest) -> Ints:
-        """Ids of the prompt, int64[n] with n >= 1, made off the loop.
+    async def prompt(self, request: GenerateRequest) -> tuple[Ints, PromptImages]:
+        """What `prompt_ids` returns, and the images in it. Raises the same, and what `ImageInputs.read` does."""
+        images = await self.images.read(request)
+        ids = await self.prompt_ids(request, images)
+        return ids, self.images.placed(ids, images)
+
+    async def prompt_ids(self, request: GenerateRequest, images: Sequence[ReadImage] = ()) -> Ints:
+        """Ids of the prompt, int64[n] with n >= 1, made off the loop. `images`: those of the request.
 
         Raises InvalidRequest naming `text`, `token_ids.ids`, `chat` or `chat.messages`; TextFailed when the tokenizer
         fails; for a chat also Overloaded and RequestFailed, when there is no core or no process to render it.
@@ -100,9 +110,9 @@ class InputProcessor:
         elif request.chat is not None:
             said = sum(turn.chars for turn in request.chat) + sum(map(len, request.chat_tools))
             self._refuse_long(said + len(request.chat_arguments), field)
-            ids = await self._chat_ids(request, request.chat)
+            ids = await self._chat_ids(request, request.chat, images)
         else:
-            ids = await self.tokenize(request.text or "", caller=request.tenant)
+            ids = await self.tokenize(self.images.expanded(request.text or "", images), caller=request.tenant)
         prompt = np.asarray(ids, np.int64)
         if request.token_ids is not None:
             self._refuse_foreign_ids(field, prompt)
@@ -187,8 +197,9 @@ class InputProcessor:
         prompt: Ints,
         now: float,
         grammar: Grammar | None = None,
+        images: PromptImages = NO_IMAGES,
     ) -> list[Req]:
-        """One `Req` per output of `prompt`, int64[n].
+        """One `Req` per output of `prompt`, int64[n], with `images` in it.
 
         `group`: an id for all outputs of the request, which share their prompt. `now`: `time.monotonic` seconds. Raises
         AdapterNotFound, and InvalidRequest naming every field of `sampling_params` that cannot be served.
@@ -223,6 +234,7 @@ class InputProcessor:
                 queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
                 arrived_at=now,
                 speculative=request.speculative,
+                images=images,
                 **sides,
             )
             for index in range(params.n)
@@ -232,6 +244,7 @@ class InputProcessor:
         """End the worker threads without waiting for queued work, and end chat templates that are still at work."""
         self._workers.close()
         self._chats.close()
+        self.images.close()
         if self.tokenizer.chats is not None:
             self.tokenizer.chats.close()
 
@@ -285,11 +298,14 @@ class InputProcessor:
     def _most_chars(self) -> int:
         return (self._max_input + 1) * CHARS_PER_TOKEN
 
-    async def _chat_ids(self, request: GenerateRequest, chat: Sequence[ChatMessage]) -> list[int]:
+    async def _chat_ids(
+        self, request: GenerateRequest, chat: Sequence[ChatMessage], images: Sequence[ReadImage]
+    ) -> list[int]:
         caller, given = request.tenant, (chat, request.offered_tools, request.chat_arguments)
         render = self._as_they_are if request.special_tokens else self.tokenizer.render_literally
         with self.failures.told():
             rendered, mark = await self._chats.run(render, *given, caller=caller)
+        rendered = self.images.expanded(rendered, images)
         # A mark may double what was written.
         self._refuse_long(len(rendered) - rendered.count(mark) if mark else len(rendered), "chat.messages")
         with self.failures.told():

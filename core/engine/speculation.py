@@ -180,6 +180,8 @@ def why_no_speculation(
         return "encoder-decoders are not speculated with"
     if spec.whole_prompts:
         return "an encoder puts out no tokens"
+    if spec.vision is not None and spec.vision.places:
+        return "images move the positions of tokens behind them, which drafts do not know"
     return _why_no_grid(spec, method, attention) if way.is_grid else None
 
 

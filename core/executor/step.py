@@ -144,7 +144,7 @@ class StepRunner:
         """Run the model. Steps that were captured are replayed."""
         attempt = None if self._speculator is None else self._speculator.begin(batch)
         graphs = self._graphs_for(batch, attempt)
-        if graphs is not None and batch.scoring is None and graphs.takes(batch):
+        if graphs is not None and batch.scoring is None and batch.vision is None and graphs.takes(batch):
             along = carried(batch, self._state, self._sampling, attempt, self._captured)
             inputs = graphs.load(batch, along)
             staging = inputs.staging or self._state.staging
@@ -217,6 +217,7 @@ class StepRunner:
             wants_layers=self._hidden.layers,
             encoder_ids=inputs.encoder_ids,
             encoder_lens_host=batch.encoder_lens,
+            vision=batch.vision,
         )
         return forward_batch, None, sent.sampled
 

@@ -175,6 +175,20 @@ class KVPool:
         if layer_id not in self._shared:
             self._put(values, self._v_scales.get(layer_id), slots, v)
 
+    def read(self, layer_id: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [n, num_kv_heads, k_dim] and values [n, num_kv_heads, v_dim] at `slots`, int64[n], as numbers."""
+        keys = self._get(self._k[layer_id], self._k_scales.get(layer_id), slots)
+        if layer_id in self._shared:
+            return keys, keys[..., : self._v[layer_id].shape[-1]]
+        return keys, self._get(self._v[layer_id], self._v_scales.get(layer_id), slots)
+
+    def _get(self, stored: torch.Tensor, scales: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
+        found = stored.index_select(0, slots)
+        if scales is None:
+            return found
+        assert self.format.codes is not None, "they have scales"
+        return self.format.codes.decode(found, scales.index_select(0, slots), self.dtype)
+
     def _put(self, to: torch.Tensor, scales: torch.Tensor | None, slots: torch.Tensor, numbers: torch.Tensor) -> None:
         codes = self.format.codes
         if codes is not None:

@@ -19,8 +19,8 @@ from core.memory.pending_writes import PendingWrites
 from core.memory.req_to_token_pool import TableWrites
 from core.memory.rows import RowAllocator
 from core.memory.seat import Doubt, Seat
-from core.memory.usable_prefix import usable_prefix
-from core.prefix.base import PrefixCache, PrefixMatch
+from core.memory.usable_prefix import Usable, usable_prefix
+from core.prefix.base import PrefixCache
 from core.prefix.node import PrefixNode
 from core.types.arrays import Ints
 from core.types.stats import PoolStats
@@ -83,14 +83,14 @@ class RequestMemory:
         return all(c.fits_alone(total_tokens, encoder_tokens) for c in self.companions)
 
     def would_admit(
-        self, ids: Ints, salt: str, reserve_pages: int, leaving: Ints, *, reuse: bool = True, encoder_tokens: int = 0
+        self, ids: Ints, salt: str, reserve_pages: int, leaving: Ints, *, encoder_tokens: int = 0, usable: Usable = int
     ) -> int | None:
         """Whether `admit` would succeed once the owners of rows `leaving`, int64[k], have given them back.
 
         Returns the cached tokens that this counts on, or None if it would fail. With them as `at_most`, `admit`
         succeeds once the leases of now have ended, if nothing else happens. Changes nothing but recency in the cache.
         """
-        match, known = self._match(ids, len(ids) - 1 if reuse else 0, salt)
+        match, known = usable_prefix(self.cache, self.companions, ids, len(ids) - 1, salt, usable)
         facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         # Locked, so that pages of the new request's own prefix are not counted as obtainable.
@@ -110,21 +110,21 @@ class RequestMemory:
         salt: str,
         reserve_pages: int,
         *,
-        reuse: bool = True,
         encoder_tokens: int = 0,
         adapter_slot: int = 0,
         at_most: int | None = None,
+        usable: Usable = int,
     ) -> Seat | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
-        At least one token is left to compute: the first output is sampled from its logits. `reuse` off: nothing cached
-        is used. `reserve_pages` must stay obtainable, for decodes of running requests. `encoder_tokens`: tokens of the
-        encoder's input, `adapter_slot`: slot of the LoRA adapter, 0 without. `at_most`: limit of shared tokens.
+        At least one token is left to compute: the first output is sampled from its logits. `reserve_pages` must stay
+        obtainable, for decodes of running requests. `encoder_tokens`: tokens of the encoder's input, `adapter_slot`:
+        slot of the LoRA adapter, 0 without. `at_most`: limit of shared tokens. `usable`: see `usable_prefix`.
         """
         if not self.rows.available:
             return None
-        limit = len(ids) - 1 if reuse else 0
-        match, known = self._match(ids, limit if at_most is None else min(limit, at_most), salt)
+        limit = len(ids) - 1 if at_most is None else min(len(ids) - 1, at_most)
+        match, known = usable_prefix(self.cache, self.companions, ids, limit, salt, usable)
         facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens, adapter_slot)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
@@ -142,9 +142,6 @@ class RequestMemory:
         for companion in self.companions:
             companion.admitted(row, facts)
         return Seat(row, generation, len(match.pages) * self.page_size)
-
-    def _match(self, ids: Ints, limit: int, salt: str) -> tuple[PrefixMatch, int]:
-        return usable_prefix(self.cache, self.companions, ids, limit, salt)
 
     def _fill(self, row: int, shared: Ints, private: Ints, salt: str) -> None:
         count = len(shared) + len(private)

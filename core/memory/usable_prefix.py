@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from core.memory.companion import Companion
 from core.prefix.base import PrefixCache, PrefixMatch
 from core.types.arrays import Ints
 
+Usable = Callable[[int], int]
+"""How many of so many first tokens of a request may come from the cache; fewer of fewer."""
+
 
 def usable_prefix(
-    cache: PrefixCache, companions: Sequence[Companion], ids: Ints, limit: int, salt: str
+    cache: PrefixCache, companions: Sequence[Companion], ids: Ints, limit: int, salt: str, usable: Usable
 ) -> tuple[PrefixMatch, int]:
     """The longest cached prefix of `ids`, int64[n], that every companion can resume from, at most `limit` tokens.
 
-    Returns it, and how many pages were cached at all.
+    Its length is one that `usable` allows. Returns it, and how many pages were cached at all.
     """
-    match = cache.match(ids, limit, salt)
+    match = cache.match(ids, usable(limit), salt)
     known = len(match.pages)
     # A prefix cut for one companion may end where another cannot resume: repeat until all agree.
-    while usable := len(match.pages):
-        usable = min((c.resumable(match.pages) for c in companions), default=usable)
-        if usable == len(match.pages):
+    while count := len(match.pages):
+        fits = min((c.resumable(match.pages) for c in companions), default=count)
+        fits = usable(fits * cache.page_size) // cache.page_size
+        if fits == count:
             break
-        match = cache.match(ids, usable * cache.page_size, salt)
+        match = cache.match(ids, fits * cache.page_size, salt)
     return match, known

@@ -16,6 +16,7 @@ from core.memory.kv_pool import KVLayerSpec, KVPool
 from core.memory.recurrent.state_pool import StateLayerSpec
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.models.lora.slots import LORA, LoraWrites
+from core.types.vision_spec import VisionSpec
 
 NO_COMPANIONS: Mapping[str, DeviceCompanion] = MappingProxyType({})
 
@@ -51,6 +52,8 @@ class ModelSpec:
     """How the weights are quantised; empty for plain weights of `dtype`."""
     encoder: EncoderSpec | None = None
     """Set for an encoder-decoder; all other fields then describe its decoder."""
+    vision: VisionSpec | None = None
+    """Set for a model that sees images."""
     state_of_layers: int = 0
     """Layers whose states a step can ask for, by numbers 0 to this one (`HiddenRequest.layers`); 0 for none."""
     whole_prompts: bool = False

@@ -15,6 +15,7 @@ from core.models.fused.layers import wanted as fuses
 from core.models.quantized.at_load import refuse_at_load
 from core.models.quantized.registry import quant_method
 from core.models.registry import DEFAULT_FAMILY, ENCODER_DECODER_TYPES, ENCODER_TYPES, family_of, model_factory
+from core.models.vision.families import VISION_FAMILIES
 from core.models.weights import check_weight_files
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
     elif kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         served = ", ".join(ENCODER_TYPES)
         raise ModelLoadError(f"model type {kind!r} is not supported: it is an encoder, of which these are: {served}")
-    elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in VISION_FAMILIES:
         raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
 
 

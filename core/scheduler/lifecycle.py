@@ -56,7 +56,9 @@ class Lifecycle:
         Returns what `admit` then needs as `at_most`, or None if `req` would not fit. `reserve_pages` as for `admit`.
         """
         return self.memory.would_admit(
-            req.known_ids(), req.salt, reserve_pages, leaving, reuse=req.reuses_prefix, encoder_tokens=req.encoder_len
+            *(req.images.keyed(req.known_ids()), req.salt, reserve_pages, leaving),
+            encoder_tokens=req.encoder_len,
+            usable=req.usable,
         )
 
     def admit(self, req: Req, reserve_pages: int, now: float, at_most: int | None = None) -> bool:
@@ -65,15 +67,15 @@ class Lifecycle:
         `reserve_pages`: pages that must stay obtainable for outputs. `at_most`: limit of the tokens that come from the
         prefix cache. `now`: seconds of the loop's clock.
         """
-        ids = req.known_ids()
+        ids = req.images.keyed(req.known_ids())
         seat = self.memory.admit(
             ids,
             req.salt,
             reserve_pages,
-            reuse=req.reuses_prefix,
             encoder_tokens=req.encoder_len,
             adapter_slot=req.adapter_slot,
             at_most=at_most,
+            usable=req.usable,
         )
         if seat is None:
             return False
@@ -149,9 +151,8 @@ class Lifecycle:
         logits are not finite where a key or value that they depend on is not.
         """
         req = ended.req
-        doubt = self.memory.doubt(
-            req.row, self.running.ids(req.row, int(self.running.known[req.row])), req.computed_from
-        )
+        ids = req.images.keyed(self.running.ids(req.row, int(self.running.known[req.row])))
+        doubt = self.memory.doubt(req.row, ids, req.computed_from)
         self.end(replace(ended, condemned=True), keep=False)
         for reader in self.running.owners(np.asarray(doubt.readers, np.int64)):
             self.retract(reader, keep=False)
@@ -186,7 +187,7 @@ class Lifecycle:
         copied = returns and keep and sampled and self.rejoining is not None and self.rejoining.leave(req, tokens)
         if self.rejoining is not None and not copied and self.rejoining.gone(req, row):
             keep = False
-        written = self.running.remove(req)
+        written = req.images.keyed(self.running.remove(req))
         if copied:
             # Its leased pages come back when they are copied. It does not look for them in the cache.
             self.memory.release(row, generation, written[:0])

@@ -255,6 +255,7 @@ class Planner:
             host_backs=() if self._rejoining is None else self._rejoining.take_backs(),
             grammar_seeds=tuple(self._seed(req) for req in fresh if req.grammar is not None),
             spec=None if self._depth is None else self._spec_plan(decodes, self._depth, fresh, most, least),
+            deltas=running.deltas_of(decode_rows),
         )
         # After the plan: its lengths are a copy of those before this step.
         running.plan_decodes(decode_rows, plan.decode_counts)

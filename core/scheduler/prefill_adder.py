@@ -149,7 +149,8 @@ class PrefillAdder:
         if (row := self._next_row(turn)) is None:
             return None
         segment = self._chunk(row, grant, encoder_ids)
-        if segment.final:
+        # A chunk that ends before an image leaves it to the next step: a row has one chunk in a step.
+        if segment.final or (segment.length < grant and self._owner(row).images.placed):
             turn.started.remove(row)
         self._shares.charge(turn.tenant, segment.cost + seat)
         return segment
@@ -233,7 +234,7 @@ class PrefillAdder:
     def _match_len(self, req: Req) -> int:
         if not req.reuses_prefix:
             return 0
-        ids = req.known_ids()
+        ids = req.images.keyed(req.known_ids())
         return self._memory.cache.peek(ids, len(ids) - 1, req.salt)
 
     def _remaining_outputs(self) -> int:
@@ -260,10 +261,12 @@ class PrefillAdder:
         start, end = int(running.planned[row]), int(running.prefill_end[row])
         if req.scores:
             budget = min(budget, self._scored_left)
-        stop = min(end, start + budget)
+        stop = req.images.cut(start, min(end, start + budget))
         running.plan_prompt(row, stop)
         self._offer(row, stop, final=stop == end)
         segment = Segment(row, start, running.ids(row, stop, start), stop == end, req.pooling, encoder_ids)
+        if req.images.placed:
+            segment = replace(segment, images=req.images.within(start, stop), places=req.images.places_of(start, stop))
         return self._scored(segment, req) if req.scores else segment
 
     def _owner(self, row: int) -> Req:
@@ -284,5 +287,5 @@ class PrefillAdder:
         Each offer walks from the root of the tree. Doubling keeps all offers of one prompt together at O(prompt).
         """
         if final or planned >= 2 * self._offered[row]:
-            self._memory.offer(row, self._running.ids(row, planned))
+            self._memory.offer(row, self._owner(row).images.keyed(self._running.ids(row, planned)))
             self._offered[row] = planned

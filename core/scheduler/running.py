@@ -39,6 +39,8 @@ class RunningSet:
         self.resolved = 0
         """The newest step with drafts of which `planned` and `planned_lower` know how far it came."""
         self.limit: Ints = np.zeros(num_rows, np.int64)
+        self.deltas: Ints = np.zeros(num_rows, np.int64)
+        """What images add to the position of every token behind the prompt."""
         self.priorities: Ints = np.zeros(num_rows, np.int64)
         self.speculates = np.zeros(num_rows, np.bool_)
         """Whether the owner's drafts may be verified."""
@@ -54,6 +56,8 @@ class RunningSet:
         self._order: Ints = np.empty(num_rows, np.int64)
         """Its first `_ordered` entries are rows by admission. If `_stale_order`, some of them have no owner."""
         self._ordered = 0
+        self._moved = 0
+        """Owners of which `deltas` is not 0."""
         self._stale_order = False
 
     def __len__(self) -> int:
@@ -84,6 +88,8 @@ class RunningSet:
         self.unseen[row] = 0
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
+        self.deltas[row] = req.images.delta
+        self._moved += self.deltas[row] != 0
         self.priorities[row] = req.priority
         self.speculates[row] = req.speculates
         self.drafted[row], self.accepted[row] = req.draft_tokens, req.accepted_draft_tokens
@@ -118,6 +124,7 @@ class RunningSet:
         req.last_token_at = float(self.last_token_at[row])
         req.draft_tokens, req.accepted_draft_tokens = int(self.drafted[row]), int(self.accepted[row])
         self.reqs[row] = None
+        self._moved -= self.deltas[row] != 0
         self._member[row] = False
         self._stale_order = True
         req.row, req.generation = 0, -1
@@ -179,6 +186,11 @@ class RunningSet:
     def ids(self, row: int, end: int, start: int = 0) -> Ints:
         """int64[end - start]: a copy of the known tokens of `row` at positions [start, end)."""
         return self.tokens[row, start:end].astype(np.int64)
+
+    def deltas_of(self, rows: Ints) -> Ints | None:
+        """int64[n]: the `deltas` of `rows`, int64[n]; None where all are 0."""
+        found = self.deltas[rows] if self._moved else None
+        return found if found is not None and found.any() else None
 
     def decoding(self) -> Ints:
         """int64[n]: rows that can take a decode step, oldest first: prompt planned to its end, outputs not."""

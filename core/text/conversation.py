@@ -68,7 +68,12 @@ def _turn(message: ChatMessage, field: str) -> dict[str, Any]:
         "reasoning_content": message.reasoning,
     }
     given = {name: value for name, value in more.items() if value}
-    return {"role": message.role, "content": message.content, **given}
+    content: Any = [_part(part) for part in message.parts] if message.parts else message.content
+    return {"role": message.role, "content": content, **given}
+
+
+def _part(part: str | bytes) -> dict[str, str]:
+    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
 
 
 def _call(call: ToolCall, field: str) -> dict[str, Any]:

@@ -164,6 +164,10 @@ class Tokenizer:
             text = self._hf.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
 
+    def name_of(self, token: int) -> str:
+        """The text that stands for the added token `token` in a prompt."""
+        return str(self._hf.convert_ids_to_tokens(token))
+
     def render_chat(self, messages: Sequence[ChatMessage], tools: Sequence[str] = (), arguments: str = "") -> str:
         """The prompt that the checkpoint's chat template makes of a conversation, up to where the model answers.
 

@@ -25,7 +25,7 @@ class ChatMessage:
     """One turn of a conversation, rendered by the checkpoint's own chat template. What is empty is not there.
 
     `tool_calls`: made in this turn. `tool_call_id`: the call whose result it is. `name`: of the speaker, or of the
-    tool. `reasoning`: thought before it was said.
+    tool. `reasoning`: thought before it was said. `parts`: texts and encoded images, in order, in place of `content`.
     """
 
     role: str
@@ -34,12 +34,14 @@ class ChatMessage:
     tool_call_id: str = ""
     name: str = ""
     reasoning: str = ""
+    parts: tuple[str | bytes, ...] = ()
 
     @property
     def chars(self) -> int:
         """How many characters were sent for it."""
         calls = sum(len(call.name) + len(call.arguments) + len(call.id) for call in self.tool_calls)
-        return sum(map(len, (self.role, self.content, self.tool_call_id, self.name, self.reasoning))) + calls
+        said = [each for each in self.parts if isinstance(each, str)]
+        return sum(map(len, (*said, self.role, self.content, self.tool_call_id, self.name, self.reasoning))) + calls
 
 
 class ToolMode(Enum):

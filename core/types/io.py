@@ -25,6 +25,14 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class SentImage:
+    """An encoded image, and the field that it came in."""
+
+    field: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One request for one or more outputs. Exactly one of `text`, `token_ids`, `chat` is given.
 
@@ -62,8 +70,22 @@ class GenerateRequest:
     tool_mode: ToolMode = ToolMode.AUTO
     tool_name: str = ""
     """With `ToolMode.REQUIRED`: of the one tool that is called, once; empty for any of them, as often as it likes."""
+    images: tuple[bytes, ...] = ()
+    """Encoded images of `text` or `token_ids`, in the order of their places; those of `chat` are in its messages."""
     parse_answer: bool = False
     """Whether the answer to `chat` is read: deltas then have `parts` in place of `text`."""
+
+    @property
+    def sent_images(self) -> tuple[SentImage, ...]:
+        """All images, in order."""
+        if self.chat is None:
+            return tuple(SentImage(f"images[{place}]", data) for place, data in enumerate(self.images))
+        return tuple(
+            SentImage(f"chat.messages[{turn}].parts[{place}]", part)
+            for turn, message in enumerate(self.chat)
+            for place, part in enumerate(message.parts)
+            if isinstance(part, bytes)
+        )
 
     @property
     def offered_tools(self) -> tuple[str, ...]:
@@ -253,6 +275,7 @@ class ModelInfo:
     generates: bool = True
     """Whether the model puts out text: one with a classification head, or an encoder alone, does not."""
     answer_form: str = ""
+    takes_images: bool = False
     """How the model writes thoughts and calls, by the name of the form; empty if that is not known."""
     grammar_backend: str = ""
     """Library that constraints are compiled with; empty if there is none."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from core.invariants import check
 from core.types.grammar import Grammar
+from core.types.image import NO_IMAGES, PromptImages
 from core.types.io import Pooling
 from core.types.sampling_params import SamplingParams
 
@@ -50,6 +51,8 @@ class Req:
     """Slot of the LoRA adapter; 0 is none."""
     encoder_ids: npt.NDArray[np.int64] | None = None
     """Of an encoder-decoder: the client's input, which the encoder reads; `prompt` is then the decoder's start."""
+    images: PromptImages = NO_IMAGES
+    """Images in the prompt."""
     forced_first: tuple[int, ...] = ()
     """The first output is one of these; empty for a free choice."""
     forced_last: tuple[int, ...] = ()
@@ -129,6 +132,10 @@ class Req:
     def reuses_prefix(self) -> bool:
         """Whether cached tokens may be skipped. The cache has keys and values, and neither hidden states nor logits."""
         return self.pooling in (None, Pooling.LAST, Pooling.LABELS) and not self.scores
+
+    def usable(self, tokens: int) -> int:
+        """How many of its first `tokens` may come from the prefix cache: none, or as many as end within no image."""
+        return self.images.outside(tokens) if self.reuses_prefix else 0
 
     @property
     def speculates(self) -> bool:

@@ -144,6 +144,7 @@ class SlipstreamClient:
         special_tokens: bool = False,
         parse_answer: bool = False,
         tool_choice: str = "",
+        images: Sequence[bytes] = (),
         on_started: Callable[[str], None] | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[Chunk | End | PromptChunk, None]:
@@ -154,7 +155,7 @@ class SlipstreamClient:
         `timeout` is the call's deadline in seconds. Raises CallFailed.
         With `speculative=False` no tokens are guessed. `tools`, `template_arguments`, `special_tokens`, `parse_answer`
         are for chats, as Chat of the API has them; so is `tool_choice`: "auto", "none", "required" or the name of a
-        tool. Leaving the loop early cancels the call.
+        tool. `images`: encoded, of a text or token ids, and not of a chat. Leaving the loop early cancels the call.
 
         A `resumable` stream goes on by itself after a broken connection. It gets a random id if it has none. Leaving
         its loop early aborts the request. `on_started` is called with the incarnation of a resumable stream, by which
@@ -174,7 +175,7 @@ class SlipstreamClient:
             speculative=speculative,
         )
         chat = chat_options(tools, template_arguments, special_tokens, parse_answer, tool_choice)
-        set_input(request, prompt, chat)
+        set_input(request, prompt, chat, images)
         if resumable:
             events = ResumedCall(self, request, timeout).events()
         else:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text, token ids, or chat messages: `role` and `content`, also `name`, `reasoning_content`, `tool_call_id`, and
-`tool_calls` as OpenAI's clients have them."""
+"""Text, token ids, or chat messages: `role` and `content`, a text or a list of texts and images, also `name`,
+`reasoning_content`, `tool_call_id`, and `tool_calls` as OpenAI's clients have them."""
 
 
+DATA_URL = re.compile(r"data:image/[a-z]+;base64,")
 _TOOL_MODES = {"auto": pb.TOOL_MODE_AUTO, "none": pb.TOOL_MODE_NONE, "required": pb.TOOL_MODE_REQUIRED}
 
 
-def set_input(request: pb.GenerateRequest, prompt: Prompt, chat: pb.Chat) -> None:
+def set_input(request: pb.GenerateRequest, prompt: Prompt, chat: pb.Chat, images: Sequence[bytes] = ()) -> None:
     """Give `request` its input. Raises ValueError where `chat` has options and the prompt is no chat."""
+    request.images.extend(pb.Image(data=each) for each in images)
     if prompt and isinstance(prompt[0], Mapping):
         request.chat.CopyFrom(chat)
         request.chat.messages.extend(map(_turn, prompt))  # type: ignore[arg-type]
@@ -39,14 +43,33 @@ def _turn(given: Mapping[str, Any]) -> pb.ChatMessage:
         )
         for call in given.get("tool_calls") or ()
     ]
+    content = given.get("content") or ""
     return pb.ChatMessage(
         role=given["role"],
-        content=given.get("content") or "",
+        content=content if isinstance(content, str) else "",
+        parts=[] if isinstance(content, str) else map(_part, content),
         tool_calls=calls,
         tool_call_id=given.get("tool_call_id", ""),
         name=given.get("name", ""),
         reasoning=given.get("reasoning_content", ""),
     )
+
+
+def _part(given: Mapping[str, Any]) -> pb.ContentPart:
+    """The text of {"type": "text", "text": …}, the image of {"type": "image", "data": bytes} or of an OpenAI client.
+
+    Raises ValueError for an image that is not there as bytes: nothing is fetched from other hosts.
+    """
+    if given["type"] == "text":
+        return pb.ContentPart(text=given["text"])
+    if given["type"] == "image":
+        return pb.ContentPart(image=pb.Image(data=given["data"]))
+    if given["type"] != "image_url":
+        raise ValueError(f"a part of type {given['type']!r} is neither a text nor an image")
+    found = DATA_URL.match(given["image_url"]["url"])
+    if found is None:
+        raise ValueError('an image_url holds the image itself: "data:image/png;base64,…"')
+    return pb.ContentPart(image=pb.Image(data=base64.b64decode(given["image_url"]["url"][found.end() :])))
 
 
 def chat_options(

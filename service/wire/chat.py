@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from core.errors import FieldViolation
 from core.types.chat import UNKNOWN_FORM, AnswerKind, AnswerPart, ChatMessage, ToolCall, ToolMode
+from core.types.image import BLIND
 from core.types.io import ModelInfo
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
@@ -33,6 +34,7 @@ def chat_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolation]:
     for i, turn in enumerate(chat.messages):
         if not 1 <= len(turn.role) <= MAX_ROLE_CHARS:
             yield FieldViolation(f"chat.messages[{i}].role", f"must have 1 to {MAX_ROLE_CHARS} characters")
+        yield from _part_violations(turn, f"chat.messages[{i}]", info)
         for j, call in enumerate(turn.tool_calls):
             if not call.name:
                 yield FieldViolation(f"chat.messages[{i}].tool_calls[{j}].name", "must not be empty")
@@ -69,7 +71,19 @@ def _choice_violations(chat: pb.Chat, info: ModelInfo) -> Iterator[FieldViolatio
 
 def _turn(turn: pb.ChatMessage) -> ChatMessage:
     calls = tuple(ToolCall(call.name, call.arguments, call.id) for call in turn.tool_calls)
-    return ChatMessage(turn.role, turn.content, calls, turn.tool_call_id, turn.name, turn.reasoning)
+    parts = tuple(part.text if part.WhichOneof("part") == "text" else part.image.data for part in turn.parts)
+    return ChatMessage(turn.role, turn.content, calls, turn.tool_call_id, turn.name, turn.reasoning, parts)
+
+
+def _part_violations(turn: pb.ChatMessage, field: str, info: ModelInfo) -> Iterator[FieldViolation]:
+    if turn.parts and turn.content:
+        yield FieldViolation(f"{field}.content", "must be empty where there are parts")
+    for place, part in enumerate(turn.parts):
+        kind = part.WhichOneof("part")
+        if kind is None:
+            yield FieldViolation(f"{field}.parts[{place}]", "must have a text or an image")
+        elif kind == "image" and not info.takes_images:
+            yield FieldViolation(f"{field}.parts[{place}]", BLIND)
 
 
 def answer_part(part: AnswerPart) -> pb.AnswerPart:

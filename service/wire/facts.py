@@ -57,6 +57,7 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
         grammar_backend=info.grammar_backend,
         no_generation=not info.generates,
         answer_form=info.answer_form,
+        takes_images=info.takes_images,
         default_pooling=_DEFAULTS[info.pooling] if info.embedding_dimension else None,
         **_label_facts(info),
     )

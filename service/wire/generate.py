@@ -18,6 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from core.config import ADAPTER_NAME
 from core.errors import FieldViolation, InvalidRequest
+from core.types.image import BLIND
 from core.types.io import (
     Delta,
     Finished,
@@ -80,6 +81,7 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
         **(chat_fields(message.chat) if kind == "chat" else {}),
         sampling=sampling,
+        images=tuple(image.data for image in message.images),
         want_text=want_text,
         priority=message.priority,
         queue_timeout=seconds(message.queue_timeout) if message.HasField("queue_timeout") else None,
@@ -129,6 +131,10 @@ def _input_violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[
         yield FieldViolation("token_ids.ids", "must not be empty")
     elif kind == "chat":
         yield from chat_violations(message.chat, info)
+    if message.images and kind == "chat":
+        yield FieldViolation("images", "are for text and token_ids; those of a chat are in its messages")
+    elif message.images and not info.takes_images:
+        yield FieldViolation("images", BLIND)
 
 
 def queue_timeout_violations(message: WorkRequest) -> Iterator[FieldViolation]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import MAX_CHOICES
+from core.types.image import MAX_IMAGES
 from core.types.io import ModelInfo
 from core.types.labels import Labels
 from core.types.sampling_params import (
@@ -55,7 +56,8 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
     ids = len(message.token_ids.ids) if kind == "token_ids" else 0
     turns = len(message.chat.messages) if kind == "chat" else 0
     # Those of turns that are too many anyway are not walked.
-    calls = sum(len(turn.tool_calls) for turn in message.chat.messages) if 0 < turns <= info.max_input_length else 0
+    walked = message.chat.messages if 0 < turns <= info.max_input_length else ()
+    calls, parts = sum(len(turn.tool_calls) for turn in walked), sum(len(turn.parts) for turn in walked)
     tools = len(message.chat.tools) if kind == "chat" else 0
     constraint = message.constraint
     for name, count, limit, noun in (
@@ -63,7 +65,9 @@ def _violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldV
         # Each turn becomes at least one token in any template, and each call too: the token limit bounds both.
         ("chat.messages", turns, info.max_input_length, "messages"),
         ("chat.messages", calls, info.max_input_length, "tool calls"),
+        ("chat.messages", parts, info.max_input_length, "parts"),
         ("chat.tools", tools, MAX_TOOLS, "tools"),
+        ("images", len(message.images), MAX_IMAGES, "images"),
         ("sampling_params.stop", len(sampling.stop), MAX_STOP_STRINGS, "strings"),
         ("sampling_params.stop_token_ids", len(sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids"),
         ("sampling_params.logprob_token_ids", len(sampling.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS, "ids"),

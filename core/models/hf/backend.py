@@ -15,7 +15,11 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForImageTextToText,
+)
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
@@ -43,6 +47,8 @@ from core.models.hf.windowed import window_layers
 from core.models.lora.slots import LORA
 from core.models.quantized.at_load import quantize_at_load
 from core.models.quantized.registry import QuantizedWeights, quant_method
+from core.models.vision.families import VISION_FAMILIES
+from core.models.vision.tower import vision_spec, vision_tower
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +67,7 @@ class TransformersModel:
         self.reference: Reference | None = None
         """The logits that it was proved against; a native decoder proves itself against them too."""
         self.products: Products | None = None
+        self._vision = vision_tower(model)
 
     @property
     def spec(self) -> ModelSpec:
@@ -93,12 +100,15 @@ class TransformersModel:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Sets the hidden states that the batch wants."""
         if self.products is not None:
             self.products.begin(batch.input_ids.shape[0])
-        self._context.begin(batch)
+        vision, positions, embeddings = self._vision, batch.positions, None
+        self._context.begin(batch, () if vision is None else vision.both_ways(batch))
         if self._states is not None:
             self._states.begin(batch)
+        if vision is not None:
+            positions, embeddings = vision.positions(batch), vision.embeddings(batch)
         cache = self._context.cache
         self._call.begin(batch)
-        logits = self._call.logits(cache, batch.input_ids, batch.positions, batch.last_indices).float()
+        logits = self._call.logits(cache, batch.input_ids, positions, batch.last_indices, embeddings).float()
         self._call.give(batch)
         if self.products is not None:
             self.products.end()
@@ -137,6 +147,8 @@ def load_transformers(
     if checkpoint.labels is not None:
         # The head of a judge stands beside the model, and has no part in its logits: these are made of what is there.
         options = {"beside": head_names(hf_config), "tie_word_embeddings": True}
+    if kind in VISION_FAMILIES:
+        options["auto"] = AutoModelForImageTextToText
     model = load_module(checkpoint, config, device, progress, **options)
     return prove_module(model, checkpoint, config, progress)
 
@@ -216,6 +228,8 @@ def _prove_as_is(
 def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
     """Refuse what the class alone rules out, before weights are read."""
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    if found is None and kind in VISION_FAMILIES:
+        found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(hf_config), None)
     if found is None:
         raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
     model_class = found[0] if isinstance(found, tuple | list) else found
@@ -253,6 +267,7 @@ def _assemble(
         quantization=weights.name,
         capturable=True,
         state_of_layers=len(layers_of(model)),
+        vision=vision_spec(model.config),
     )
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)

@@ -19,10 +19,12 @@ from transformers import AttentionInterface
 from core.attention.base import AttentionBackend
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
+from core.batch.vision_batch import StepImage
 from core.models.hf.cache_argument import cache_argument
 from core.models.hf.layer_states import LayerStates
 from core.models.hf.mla import latent_of
 from core.models.hf.windowed import WindowedLayers
+from core.models.vision.both_ways import attend_both_ways
 
 IMPLEMENTATION = "slipstream"
 """Name under which transformers finds `packed_attention`."""
@@ -119,10 +121,15 @@ class PackedContext:
     windowed: WindowedLayers | None = None
     """Layers with sliding windows that have a KV pool of their own; None if there are none."""
     cache: KVFacade = field(default_factory=KVFacade)
+    batch: ForwardBatch | None = None
+    """The step that is computed."""
+    both_ways: tuple[StepImage, ...] = ()
+    """Its images whose tokens see each other in both directions."""
 
-    def begin(self, batch: ForwardBatch) -> None:
+    def begin(self, batch: ForwardBatch, both_ways: tuple[StepImage, ...] = ()) -> None:
         """Start a step."""
         assert self.attention is not None, "bind() comes first"
+        self.batch, self.both_ways = batch, both_ways
         self.cache.begin(batch.positions)
         self.attention.plan(batch)
         if self.windowed is not None:
@@ -133,6 +140,13 @@ class PackedContext:
         assert self.attention is not None, "bind() comes first"
         windowed = self.windowed
         return windowed.attention if windowed is not None and layer_id in windowed.layers else self.attention
+
+    def batch_of(self, layer_id: int) -> ForwardBatch:
+        """The step as a batch over the pool of `layer_id`."""
+        windowed = self.windowed
+        found = windowed.view if windowed is not None and layer_id in windowed.layers else self.batch
+        assert found is not None, "begin() comes first"
+        return found
 
 
 def bind_context(model: torch.nn.Module, context: Any) -> None:
@@ -174,16 +188,27 @@ class PackedCall:
         if self._wants_hidden:
             self.hidden = output[0][0]
 
-    def logits(self, cache: KVFacade, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """[S, vocab] at the places `wanted`, int64[S], of the packed tokens `ids` at `positions`, int64[T] each."""
+    def logits(
+        self,
+        cache: KVFacade,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor,
+        embeddings: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[S, vocab] at the places `wanted`, int64[S], of the packed tokens `ids` at `positions`, int64[T] each.
+
+        `positions` may be int64[3, T]. `embeddings`, [T, hidden]: in place of those that the ids have.
+        """
         # Without it the output matrix would multiply all T tokens, of which a prefill needs one in hundreds. It must be
         # a tensor: given an int, Gemma 4 drops the other tokens halfway through, and the token counts of attention
         # would be wrong.
         some: dict[str, Any] = {"logits_to_keep": wanted} if self._keeps else {}
         if self._places:
-            some["position_ids"] = positions[None]
+            some["position_ids"] = positions[None] if positions.dim() == 1 else positions[:, None]
         some[self._cache_argument] = cache
-        output: Any = self._model(input_ids=ids[None], use_cache=False, **some)
+        some |= {"input_ids": ids[None]} if embeddings is None else {"inputs_embeds": embeddings[None]}
+        output: Any = self._model(use_cache=False, **some)
         logits: torch.Tensor = output.logits[0]
         return logits if self._keeps else logits.index_select(0, wanted)
 
@@ -210,17 +235,26 @@ def packed_attention(
     if key.dtype != context.dtype or value.dtype != context.dtype or query.dtype != context.dtype:
         query, key, value = (tensor.to(context.dtype) for tensor in (query, key, value))
     latent = latent_of(module)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended = context.attention_of(layer_id).forward(
         layer_id,
         query[0] if latent is None else latent.absorb(query[0]),
         key[0],
         value[0],
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        scale=scale,
         sliding_window=span.window,
         softcap=softcap or None,
         sinks=s_aux,
         chunk_size=span.chunk,
     )
+    if context.both_ways:
+        attend_both_ways(
+            *(attended, context.both_ways, context.batch_of(layer_id), layer_id, query[0]),
+            scale=scale,
+            window=span.window,
+            softcap=softcap or None,
+            sinks=s_aux,
+        )
     return (attended if latent is None else latent.expand(attended))[None], None
 
 

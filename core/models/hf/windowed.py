@@ -25,11 +25,14 @@ class WindowedLayers:
         self.layers = frozenset(spec.layer_id for spec in pool.kv.layers)
         self.slots = torch.empty(0, dtype=torch.int64)
         """int64[T]: where the step's keys and values of these layers go, in their pool."""
+        self.view: ForwardBatch | None = None
+        """The step as a batch over that pool."""
 
     def plan(self, batch: ForwardBatch) -> None:
         """Start a step; `batch` is over the ordinary pool."""
         view = dataclasses.replace(batch, kv_pool=self.pool.kv, page_map=self.pool.table)
         view.out_cache_loc = self.slots = view.pool_slots(batch.out_cache_loc)
+        self.view = view
         self.attention.plan(view)
 
 

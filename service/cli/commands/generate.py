@@ -28,7 +28,7 @@ ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the options ask for. `adapter`: its name; empty for the base model."""
+    """What the options ask for. `adapter`: its name; empty for the base model. `images`: encoded."""
 
     text: str
     chat: bool
@@ -36,6 +36,7 @@ class Asked:
     constraint: Constraint | None
     speculative: bool
     answer: AskedAnswer
+    images: tuple[bytes, ...]
     sampling: dict[str, Any]
 
 
@@ -50,6 +51,13 @@ class Asked:
     help="Generate with this LoRA adapter: the server's own name for it, or without --server one in DIR.",
 )
 @click.option("--chat", is_flag=True, help="Send the text as a user's message through the chat template.")
+@click.option(
+    "--image",
+    "images",
+    type=click.File("rb"),
+    multiple=True,
+    help="Show the model this file; may be repeated. With --chat they come before the text, else where it names them.",
+)
 @answer_options
 @click.option("--max-tokens", type=int, help="Most tokens to generate.  [default: the model's]")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: the model's]")
@@ -83,6 +91,7 @@ def generate(
     stop: tuple[str, ...],
     logprob_token_ids: tuple[int, ...],
     prompt_logprobs: bool,
+    images: tuple[IO[bytes], ...],
     config_file: str | None,
     **options: Any,
 ) -> None:
@@ -108,7 +117,9 @@ def generate(
     if adapter and bool(server) == bool(is_local):
         raise click.UsageError("--adapter takes a NAME with --server, and NAME=DIR without")
     answer = AskedAnswer.taken_from(options, chat)
-    asked = Asked(text, chat, name, constraint, not no_speculative, answer, given)
+    asked = Asked(
+        text, chat, name, constraint, not no_speculative, answer, tuple(each.read() for each in images), given
+    )
     if server:
         pieces = _remote(server, wait, access, asked)
     else:
@@ -151,7 +162,9 @@ async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) 
     """The pieces of text, from a server. Raises StartupError for a token or TLS file that cannot be used."""
     from service.client import CallFailed, Chunk, PromptChunk
 
-    prompt: Any = [{"role": "user", "content": asked.text}] if asked.chat else asked.text
+    shown_first = [{"type": "image", "data": data} for data in asked.images]
+    content = [*shown_first, {"type": "text", "text": asked.text}] if asked.images else asked.text
+    prompt: Any = [{"role": "user", "content": content}] if asked.chat else asked.text
     told, of_prompt = list[tuple[float, ...]](), list[tuple[int, float]]()
     wanted, constraint = None, asked.constraint
     if constraint is not None:
@@ -162,6 +175,7 @@ async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) 
         try:
             options = {"adapter": asked.adapter, "speculative": asked.speculative, **asked.sampling}
             options |= {"tools": list(map(json.loads, asked.answer.tools)), "tool_choice": asked.answer.choice}
+            options |= {"images": () if asked.chat else asked.images}
             shown = ShownParts()
             async for event in client.generate(prompt, constraint=wanted, parse_answer=asked.answer.parsed, **options):
                 if isinstance(event, Chunk):
@@ -183,10 +197,12 @@ async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None
     async with local_engine(config) as engine:
         if asked.chat and not engine.model_info.has_chat_template:
             raise InvalidRequest.of("chat", "the model has no chat template")
+        content = {"content": "", "parts": (*asked.images, asked.text)} if asked.images else {"content": asked.text}
         request = GenerateRequest(
             request_id="terminal",
             text=None if asked.chat else asked.text,
-            chat=(ChatMessage("user", asked.text),) if asked.chat else None,
+            chat=(ChatMessage("user", **content),) if asked.chat else None,
+            images=() if asked.chat else asked.images,
             adapter=asked.adapter,
             constraint=asked.constraint,
             sampling=replace(engine.model_info.default_sampling, **asked.sampling),

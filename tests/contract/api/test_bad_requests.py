@@ -26,6 +26,11 @@ def asking(tools: list[str], **choice: Any) -> dict[str, Any]:
     return {"chat": pb.Chat(messages=[turn], tools=tools, tool_choice=pb.ToolChoice(**choice))}
 
 
+def shown(content: str, *parts: pb.ContentPart) -> dict[str, Any]:
+    """A chat of one turn with these parts."""
+    return {"chat": pb.Chat(messages=[pb.ChatMessage(role="user", content=content, parts=parts)])}
+
+
 def tagged(*schemas: str) -> dict[str, Any]:
     """A text with tags of these schemas, behind one of any value."""
     tags = [pb.StructuralTag(begin="<f", json_schema=schema) for schema in ("", *schemas)]
@@ -71,6 +76,11 @@ BAD: list[tuple[str, dict[str, Any], list[str]]] = [
             ("length", '{"a": "' + "x" * 70_000 + '"}'),
         )
     ),
+    ("parts beside a text", shown("a", pb.ContentPart(text="b")), ["chat.messages[0].content"]),
+    ("a part of nothing", shown("", pb.ContentPart(text="b"), pb.ContentPart()), ["chat.messages[0].parts[1]"]),
+    ("an image", shown("", pb.ContentPart(image=pb.Image())), ["chat.messages[0].parts[0]"]),
+    ("more parts than tokens", shown("", *[pb.ContentPart(text="b")] * 5000), ["chat.messages"]),
+    ("seventeen images", {"text": "a", "images": [pb.Image()] * 17}, ["images"]),
     ("too many tags", tagged(*["{}"] * 129), ["constraint.structural_tags"]),
     ("long role", {"chat": chat(("x" * 65, "a"))}, ["chat.messages[0].role"]),
     ("id too long", {"text": "a", "request_id": "x" * 129}, ["request_id"]),

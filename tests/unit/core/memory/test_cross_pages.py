@@ -43,11 +43,11 @@ def plan(memory: RequestMemory, rows: list[int], extend: list[int] | None = None
 
 def test_both_or_neither() -> None:
     cross, memory = make(pages=5)
-    first = memory.admit(ids(1), "", 0, reuse=False, encoder_tokens=13)
+    first = memory.admit(ids(1), "", 0, usable=lambda _: 0, encoder_tokens=13)
     assert first is not None and cross.allocator.held == 4
-    assert memory.admit(ids(1), "", 0, reuse=False, encoder_tokens=5) is None
+    assert memory.admit(ids(1), "", 0, usable=lambda _: 0, encoder_tokens=5) is None
     assert (memory.rows.used, memory.allocator.held, cross.allocator.held) == (1, 1, 4)
-    assert memory.admit(ids(1), "", 0, reuse=False, encoder_tokens=4) is not None
+    assert memory.admit(ids(1), "", 0, usable=lambda _: 0, encoder_tokens=4) is not None
     memory.release(first.row, first.generation, ids(0))
     assert cross.allocator.available == 4
     memory.check_integrity()
@@ -55,7 +55,7 @@ def test_both_or_neither() -> None:
 
 def test_no_cross_page_is_taken_when_decoder_pages_do_not_suffice() -> None:
     cross, memory = make(kv_pages=2)
-    assert memory.admit(ids(9), "", 0, reuse=False, encoder_tokens=4) is None
+    assert memory.admit(ids(9), "", 0, usable=lambda _: 0, encoder_tokens=4) is None
     assert cross.allocator.held == 0
     memory.check_integrity()
 
@@ -116,7 +116,7 @@ def test_the_device_agrees_with_a_dictionary(seed: int) -> None:
     for _ in range(STEPS):
         for _ in range(draw.integers(0, 3)):
             length = int(draw.integers(1, LONGEST + 1))
-            taken = memory.admit(ids(1), "", 0, reuse=False, encoder_tokens=length)
+            taken = memory.admit(ids(1), "", 0, usable=lambda _: 0, encoder_tokens=length)
             short = memory.rows.available == 0 or cross.allocator.available < -(-length // PAGE)
             assert taken is not None or short, "refused although there was room"
             refused += taken is None

@@ -61,6 +61,17 @@ def test_one_token_is_always_left_to_compute() -> None:
     assert admit(memory, ids(8)).cached_tokens == 4
 
 
+def test_a_prefix_ends_where_it_may() -> None:
+    """Here within no run of tokens 3 to 7, as those of an image, of which page 4 to 8 has a part."""
+    memory = make()
+    a = admit(memory, ids(18))
+    memory.release(a.row, a.generation, ids(18))
+    for tokens, found in ((18, 16), (8, 0), (7, 0), (10, 8)):
+        seat = memory.admit(ids(tokens), "", 0, usable=lambda count: 3 if 3 < count < 7 else count)
+        assert seat is not None and seat.cached_tokens == found, tokens
+        memory.release(seat.row, seat.generation, ids(tokens))
+
+
 def test_offered_pages_are_shared_while_their_owner_runs() -> None:
     memory = make()
     a = admit(memory, ids(10))

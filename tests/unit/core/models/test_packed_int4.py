@@ -39,10 +39,8 @@ def loaded(directory: Path, **options: Any) -> Any:
 
 
 def prompts() -> dict[int, list[int]]:
-    draw = random.Random(3)
-    return {
-        row: [draw.randrange(3, VOCAB_SIZE) for _ in range(LONG if row == 1 else 2 + row)] for row in range(1, ROWS)
-    }
+    draw, lengths = random.Random(3), {row: LONG if row == 1 else 2 + row for row in range(1, ROWS)}
+    return {row: [draw.randrange(3, VOCAB_SIZE) for _ in range(length)] for row, length in lengths.items()}
 
 
 def logits(model: Any, rows: dict[int, list[int]], parts: list[Part], chunks: int) -> torch.Tensor:

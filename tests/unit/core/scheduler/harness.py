@@ -26,7 +26,7 @@ from tests.support.fakes.hash_executor import HashExecutor, pin, reference
 
 VOCAB = 64
 EOS = 63
-OWN = ("priority", "deadline", "queue_deadline", "tenant", "weight", "speculative")
+OWN = ("priority", "deadline", "queue_deadline", "tenant", "weight", "speculative", "images")
 """Fields of a request that are no sampling parameters."""
 
 

@@ -1,0 +1,1 @@
+"""Models that see: what their towers make of images, and how the tokens of an image see each other."""

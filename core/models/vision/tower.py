@@ -1,0 +1,79 @@
+"""The vision tower of a loaded model: embeddings in the place of image tokens, and the places of all tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedModel
+
+from core.batch.forward_batch import ForwardBatch
+from core.batch.vision_batch import StepImage
+from core.models.vision.families import VISION_FAMILIES, VisionFamily
+from core.types.vision_spec import VisionSpec
+
+ATTENTION: Final = "sdpa"
+"""How the tower attends: it sees one image at a time, and has no cache."""
+
+
+class VisionTower:
+    """Runs on the forward thread. It looks at an image in the step that computes its tokens."""
+
+    def __init__(self, model: PreTrainedModel, family: VisionFamily, spec: VisionSpec) -> None:
+        self._model: Any = model
+        self._family = family
+        self._spec = spec
+        self._table: Any = model.get_input_embeddings()
+
+    def embeddings(self, batch: ForwardBatch) -> torch.Tensor | None:
+        """[T, hidden]: of all tokens of `batch`; None where none of them belongs to an image."""
+        if batch.vision is None or not batch.vision.images:
+            return None
+        # The token may be outside of the table, which has none that is looked at.
+        ids = batch.input_ids.masked_fill(batch.input_ids == self._spec.image_token, 0)
+        found: torch.Tensor = self._table(ids)
+        plain = torch.tensor([self._spec.image_token], device=ids.device)
+        if self._spec.image_token < self._table.weight.shape[0]:
+            # An image token that no image belongs to is a token like any other.
+            found = torch.where((batch.input_ids == plain)[:, None], self._table(plain), found)
+        for each in batch.vision.images:
+            found[each.place : each.end] = self._features(each).to(found.dtype)
+        return found
+
+    def positions(self, batch: ForwardBatch) -> torch.Tensor:
+        """int64[T], or [3, T] where images have moved them."""
+        vision = batch.vision
+        if vision is None or not self._spec.places:
+            return batch.positions
+        found = batch.positions.expand(3, -1).clone()
+        if vision.places is not None:
+            found[:, : vision.places.shape[1]] = torch.from_numpy(vision.places).to(found.device)
+        if vision.deltas is not None:
+            found[:, -len(vision.deltas) :] += torch.from_numpy(vision.deltas).to(found.device)
+        return found
+
+    def both_ways(self, batch: ForwardBatch) -> tuple[StepImage, ...]:
+        """Images of `batch` whose tokens see each other in both directions."""
+        return batch.vision.images if self._spec.both_ways and batch.vision is not None else ()
+
+    def _features(self, each: StepImage) -> torch.Tensor:
+        pixels = torch.from_numpy(each.image.pixels).to(self._model.device, self._model.dtype)
+        found = self._family.features(self._model, each.image, pixels)
+        assert found.shape[0] == each.image.length, (tuple(found.shape), each.image.length)
+        return found
+
+
+def vision_tower(model: PreTrainedModel) -> VisionTower | None:
+    """The tower of `model`; None for a model that sees nothing. Its attention is set to what towers use."""
+    spec = vision_spec(model.config)
+    if spec is None:
+        return None
+    config: Any = model.config
+    config.vision_config._attn_implementation = ATTENTION
+    return VisionTower(model, VISION_FAMILIES[config.model_type], spec)
+
+
+def vision_spec(config: Any) -> VisionSpec | None:
+    """Facts about how a model of `config` sees; None if it does not."""
+    family = VISION_FAMILIES.get(config.model_type)
+    return None if family is None or getattr(config, "vision_config", None) is None else family.spec(config)

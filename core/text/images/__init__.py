@@ -1,0 +1,1 @@
+"""Images of prompts on the side of texts: decoded, processed, and placed among tokens."""

@@ -1,0 +1,74 @@
+"""Puts images into a prompt: the text that stands for them, and where their tokens are once it is encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.errors import InvalidRequest
+from core.text.tokenizer import Tokenizer
+from core.types.arrays import Ints
+from core.types.image import NO_IMAGES, PlacedImage, PromptImages, ReadImage
+from core.types.vision_spec import VisionSpec
+
+
+class ImagePlacer:
+    """Places images of one model. All methods may be called from any thread."""
+
+    def __init__(self, spec: VisionSpec, tokenizer: Tokenizer) -> None:
+        self.spec = spec
+        name = tokenizer.name_of
+        self.written = name(spec.begin_token)
+        """The text that stands for an image in a prompt."""
+        self._piece = name(spec.image_token)
+        begin = "" if spec.begin_token == spec.image_token else self.written
+        end = "" if spec.end_token is None else name(spec.end_token)
+        self._around = spec.around + begin, end + spec.around
+
+    def expanded(self, text: str, images: Sequence[ReadImage], field: str) -> str:
+        """`text` with a run of tokens in the place of each `written`.
+
+        Raises InvalidRequest with `field` unless there are as many as `images`.
+        """
+        parts = text.split(self.written)
+        if len(parts) - 1 != len(images):
+            said = f"has {len(images)} images, but the prompt has {len(parts) - 1} places for them ({self.written})"
+            raise InvalidRequest.of(field, said)
+        begin, end = self._around
+        runs = [begin + self._piece * image.length + end for image in images]
+        return "".join(part + run for part, run in zip(parts, [*runs, ""], strict=True))
+
+    def placed(self, ids: Ints, images: Sequence[ReadImage], field: str) -> PromptImages:
+        """Where `images` are in the prompt `ids`, int64[n].
+
+        Raises InvalidRequest with `field` unless each has a run of its length there, and nothing else has.
+        """
+        if not images:
+            return NO_IMAGES
+        runs = _runs(ids == self.spec.image_token)
+        if [end - start for start, end in runs] != [image.length for image in images]:
+            said = f"take runs of {[image.length for image in images]} image tokens, but the prompt has others"
+            raise InvalidRequest.of(field, said)
+        placed = tuple(PlacedImage(start, image) for (start, _), image in zip(runs, images, strict=True))
+        return PromptImages(placed, _places(len(ids), placed, self.spec.merge) if self.spec.places else None)
+
+
+def _runs(where: np.ndarray) -> list[tuple[int, int]]:
+    """(first, behind the last) of each run of True in `where`, bool[n]."""
+    edges = np.flatnonzero(np.diff(where, prepend=False, append=False))
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+
+
+def _places(length: int, placed: Sequence[PlacedImage], merge: int) -> Ints:
+    """int64[3, length]: texts count on in all three; an image counts its rows and columns (Qwen2-VL, M-RoPE)."""
+    parts, at, behind = [], 0, 0
+    for each in placed:
+        assert each.image.grid is not None, "sizes differ where positions are three"
+        time, height, width = each.image.grid[0], each.image.grid[1] // merge, each.image.grid[2] // merge
+        parts.append(np.broadcast_to(np.arange(each.start - behind) + at, (3, each.start - behind)))
+        at += each.start - behind
+        parts.append(np.indices((time, height, width)).reshape(3, -1) + at)
+        at, behind = at + max(height, width), each.end
+    parts.append(np.broadcast_to(np.arange(length - behind) + at, (3, length - behind)))
+    return np.concatenate(parts, axis=1).astype(np.int64)

@@ -1,0 +1,62 @@
+"""The checkpoint's own image processor, from `transformers`: an image to what the vision tower reads."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from core.errors import ConfigError, InvalidRequest, ModelLoadError
+from core.types.image import ReadImage
+from core.types.vision_spec import VisionSpec
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MISSING = "the checkpoint sees images, which needs Pillow: pip install 'slipstream[vision]'"
+
+
+def has_pillow() -> bool:
+    """Whether the library that decodes images is installed."""
+    return importlib.util.find_spec("PIL") is not None
+
+
+class ImageProcessor:
+    """Any thread may call it, several at once."""
+
+    def __init__(self, processor: Any, spec: VisionSpec) -> None:
+        self._processor = processor
+        self._spec = spec
+
+    @classmethod
+    def load(cls, path: Path, spec: VisionSpec) -> ImageProcessor:
+        """Of the checkpoint at `path`. Raises ConfigError without Pillow, ModelLoadError for a file that is no good."""
+        if not has_pillow():
+            raise ConfigError(MISSING)
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+        try:
+            found = AutoImageProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise ModelLoadError(f"{path} sees images, but has no usable preprocessor_config.json: {reason}") from error
+        return cls(found, spec)
+
+    def read(self, image: Image, field: str) -> ReadImage:
+        """The image, resized and normalised. Raises InvalidRequest with `field` for one that it refuses."""
+        try:
+            found = self._processor(images=image, return_tensors="np", **self._options())
+        except Exception as error:  # it raises ValueError for a ratio of sides, and whatever else
+            reason = str(error).partition("\n")[0]
+            raise InvalidRequest.of(field, f"cannot be processed: {reason}") from error
+        pixels = np.asarray(found["pixel_values"], np.float32)
+        if self._spec.length is not None:
+            return ReadImage(pixels, None, self._spec.length)
+        time, height, width = (int(side) for side in found["image_grid_thw"][0])
+        return ReadImage(pixels, (time, height, width), time * height * width // self._spec.merge**2)
+
+    def _options(self) -> dict[str, Any]:
+        # Crops beside the whole would need a text that tells of them.
+        return {"do_pan_and_scan": False} if hasattr(self._processor, "do_pan_and_scan") else {}

@@ -1,0 +1,27 @@
+"""Facts about a model that sees images: which tokens stand for one, and what is special about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """Measures of the vision side of a model."""
+
+    image_token: int
+    """Id of the token that stands for a piece of an image, in a run for each image."""
+    begin_token: int
+    """Id of what a chat template writes for an image; it may be the same token."""
+    end_token: int | None = None
+    """What stands behind a run, if the template does not write it itself."""
+    around: str = ""
+    """Text before and behind those tokens, as the processor of the checkpoint writes it."""
+    length: int | None = None
+    """Tokens of every image; None where they depend on its size."""
+    merge: int = 1
+    """Patches in a row, and rows of them, that become one token."""
+    both_ways: bool = False
+    """Whether the tokens of an image see each other in both directions."""
+    places: bool = False
+    """Whether positions are three: in time, height and width."""

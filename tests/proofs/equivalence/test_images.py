@@ -1,0 +1,132 @@
+"""Prompts with images give what `transformers` gives: in any chunks, beside texts, from the cache, and retracted."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.config import (
+    EngineConfig,
+    ExecutorConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
+from core.engine.async_engine import AsyncEngine
+from core.engine.build import build_engine
+from core.errors import StartupError
+from core.types.io import Delta, Finished, GenerateRequest
+from core.types.sampling_params import SamplingParams
+from tests.proofs.equivalence.image_oracle import ImageOracle, Seen, prompts
+from tests.support.engines import started
+from tests.support.vision_checkpoints import KINDS, make_vision_checkpoint, picture
+
+OUTPUT = 12
+PAGE = 4
+
+
+def config(directory: Path, pages: int, chunk: int, **more: Any) -> EngineConfig:
+    memory = MemoryConfig(page_size=PAGE, max_running_requests=6, max_total_tokens=pages * PAGE, **more)
+    return EngineConfig(
+        model=ModelConfig(str(directory), dtype="float32"),
+        memory=memory,
+        scheduler=SchedulerConfig(chunked_prefill_size=chunk),
+        executor=ExecutorConfig(device="cpu", assert_mode="trap", cpu_threads=1),
+    )
+
+
+async def answer(engine: AsyncEngine, seen: Seen, tokens: int = OUTPUT) -> tuple[tuple[int, ...], int]:
+    """The output, and how many tokens of the prompt were cached."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    request = GenerateRequest(token_ids=seen.ids, images=seen.images, sampling=sampling, want_text=False)
+    found, cached = list[int](), 0
+    async for event in await engine.generate(request):
+        if isinstance(event, Delta):
+            found += event.token_ids
+        elif isinstance(event, Finished):
+            cached = event.usage.cached_tokens
+    return tuple(found), cached
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ImageOracle:
+    directory = make_vision_checkpoint(request.param, tmp_path_factory.mktemp("images") / request.param)
+    found = ImageOracle(directory)
+    found.directory = directory  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize(("pages", "chunk"), [(400, 512), (400, 16), (34, 16)], ids=["whole", "chunks", "retracted"])
+async def test_tokens_equal_generate(oracle: ImageOracle, pages: int, chunk: int, seed: int) -> None:
+    asked = prompts(oracle, seed)
+    wanted = [oracle.greedy(each, OUTPUT) for each in asked]
+    assert sum(each is not None for each in wanted) >= 7, "the oracle is undecided"
+    async with started(build_engine(config(oracle.directory, pages, chunk))) as engine:
+        for _ in range(2):
+            found = await asyncio.gather(*(answer(engine, each) for each in asked))
+            for place, (got, want) in enumerate(zip(found, wanted, strict=True)):
+                assert want is None or got[0] == want, place
+        preempted = engine.stats.preemptions
+    assert (preempted > 0) is (pages == 34), preempted
+
+
+async def test_cached_tokens_are_those_of_the_same_image(oracle: ImageOracle, seed: int) -> None:
+    """The same ids behind another image are other tokens; what stands before it is the same."""
+    rng = random.Random(seed)
+    one, other = picture(11), picture(12)
+    asked = oracle.prompt(rng, 9, one, 21)
+    again = Seen(asked.ids, (other,))
+    longer = Seen((*asked.ids, *oracle.prompt(rng, 8).ids), asked.images)
+    start = asked.ids.index(oracle.token)
+    async with started(build_engine(config(oracle.directory, 400, 64))) as engine:
+        found = [await answer(engine, each) for each in (asked, again, longer, asked, again)]
+    assert found[0][0] == found[3][0] and found[1][0] == found[4][0]
+    for (got, _), each in zip(found, (asked, again, longer), strict=False):
+        want = oracle.greedy(each, OUTPUT)
+        assert want is None or got == want
+    cached = [each[1] for each in found]
+    assert cached[0] == 0 and 0 < cached[1] <= start and cached[2] > start + 4, cached
+    assert min(cached[3:]) > start + 4, cached
+
+
+async def test_neighbours_of_other_kinds_do_not_notice(oracle: ImageOracle, seed: int) -> None:
+    """A text that decodes while images come and go says what it says alone; so does a sampled one with an image."""
+    rng = random.Random(seed)
+    text, shown = oracle.prompt(rng, 12), oracle.prompt(rng, 5, picture(21), 4)
+    async with started(build_engine(config(oracle.directory, 400, 8))) as engine:
+        alone = await answer(engine, text, 60), await answer(engine, shown, 40)
+        crowd = [oracle.prompt(rng, n, picture(30 + n), n) for n in range(3, 8)]
+        together = await asyncio.gather(
+            answer(engine, text, 60), answer(engine, shown, 40), *(answer(engine, each) for each in crowd)
+        )
+    assert together[0][0] == alone[0][0] and together[1][0] == alone[1][0]
+
+
+async def test_a_token_without_an_image_is_a_token(oracle: ImageOracle, seed: int) -> None:
+    """Written into the prompt, beside an image of another request; no index goes out of a table."""
+    rng = random.Random(seed)
+    words = oracle.prompt(rng, 6)
+    stray, shown = Seen((*words.ids, oracle.token, 7, oracle.token), ()), oracle.prompt(rng, 2, picture(41), 5)
+    async with started(build_engine(config(oracle.directory, 400, 64))) as engine:
+        alone = await answer(engine, Seen((*stray.ids, 9), ()))
+        found, beside, _ = await asyncio.gather(
+            answer(engine, stray), answer(engine, Seen((*stray.ids, 9), ())), answer(engine, shown)
+        )
+    want = oracle.plain(stray, OUTPUT)
+    assert beside[0] == alone[0] and (want is None or found[0] == want)
+
+
+def test_what_drafts_cannot_do_is_refused(oracle: ImageOracle) -> None:
+    asked = config(oracle.directory, 400, 64)
+    asked = dataclasses.replace(asked, speculation=SpeculationConfig(method="ngram"))
+    if oracle.kind == "gemma3":
+        assert build_engine(asked)
+        return
+    with pytest.raises(StartupError, match="images move the positions"):
+        build_engine(asked)

@@ -1,0 +1,52 @@
+"""The checkpoint's own image processor: how many tokens an image becomes, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from core.errors import ConfigError, InvalidRequest, ModelLoadError
+from core.text.images import processor as module
+from core.text.images.processor import ImageProcessor
+from core.types.vision_spec import VisionSpec
+
+QWEN = VisionSpec(image_token=7, begin_token=7, merge=2, places=True)
+GEMMA = VisionSpec(image_token=7, begin_token=8, length=4)
+
+
+def load(directory: Path, spec: VisionSpec) -> ImageProcessor:
+    made = Gemma3ImageProcessorPil(size={"height": 56, "width": 56}, do_pan_and_scan=True)
+    (made if spec is GEMMA else Qwen2VLImageProcessorPil(min_pixels=56 * 56)).save_pretrained(directory)
+    return ImageProcessor.load(directory, spec)
+
+
+@pytest.mark.parametrize(("size", "grid"), [((56, 56), (1, 4, 4)), ((112, 56), (1, 4, 8)), ((60, 200), (1, 14, 4))])
+def test_patches_become_fewer_tokens(tmp_path: Path, size: tuple[int, int], grid: tuple[int, int, int]) -> None:
+    found = load(tmp_path, QWEN).read(Image.new("RGB", size, "red"), "images[0]")
+    assert found.grid == grid and found.length == grid[1] * grid[2] // 4
+    assert found.pixels.dtype == np.float32 and found.pixels.shape[0] == grid[1] * grid[2]
+
+
+def test_images_of_one_size_have_as_many_tokens_and_no_crops(tmp_path: Path) -> None:
+    found = load(tmp_path, GEMMA).read(Image.new("RGB", (900, 100), "red"), "images[0]")
+    assert found.length == 4 and found.grid is None and found.pixels.shape == (1, 3, 56, 56)
+
+
+def test_what_a_processor_refuses_names_the_image(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"images\[2\].*cannot be processed.*aspect ratio"):
+        load(tmp_path, QWEN).read(Image.new("RGB", (4_000, 10)), "images[2]")
+
+
+def test_a_checkpoint_without_a_processor_and_a_machine_without_pillow_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelLoadError, match=r"no usable preprocessor_config\.json"):
+        ImageProcessor.load(tmp_path, QWEN)
+    monkeypatch.setattr(module, "has_pillow", lambda: False)
+    with pytest.raises(ConfigError, match=r"slipstream\[vision\]"):
+        ImageProcessor.load(tmp_path, QWEN)

@@ -1,0 +1,97 @@
+"""Images as clients send them: what is read, and what is refused before a pixel is decoded."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from core.errors import InvalidRequest
+from core.text.images.reading import MAX_PIXELS, MAX_SIDE, read_image
+
+
+def encoded(image: Any, kind: str, **options: Any) -> bytes:
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+def drawn(width: int = 5, height: int = 3) -> Any:
+    pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+def claiming(width: int, height: int) -> bytes:
+    """A PNG whose header claims that size, and has nothing of it."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "LA"])
+def test_images_of_any_mode_are_read_as_rgb(kind: str, mode: str) -> None:
+    image = drawn().convert(mode)
+    read = read_image(encoded(image, kind, **({"lossless": True} if kind == "WEBP" else {})), "images[0]")
+    assert read.mode == "RGB" and read.size == (5, 3)
+    if mode == "RGB":
+        assert np.array_equal(np.asarray(read), np.asarray(image))
+
+
+def test_an_image_is_turned_as_its_camera_was_held() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert read_image(encoded(drawn(), "JPEG", exif=exif), "images[0]").size == (3, 5)
+
+
+def test_of_an_animation_the_first_frame_is_read() -> None:
+    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
+    read = read_image(encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True), "images[0]")
+    assert read.getpixel((0, 0)) == (255, 0, 0)
+
+
+WHOLE = encoded(drawn(40, 40), "PNG")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "no image that can be read"),
+        (b"hello" * 100, "no image that can be read"),
+        (WHOLE[:20], "cannot be decoded"),
+        (WHOLE[:-200], "cannot be decoded"),
+        (encoded(drawn(), "GIF"), "send one of PNG, JPEG, WEBP"),
+        (encoded(drawn(), "TIFF"), "send one of PNG, JPEG, WEBP"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "no image that can be read"),
+        (claiming(8_000, 8_000), "8000 x 8000 pixels"),
+        (claiming(1_000_000, 2), "1000000 x 2 pixels"),
+        (claiming(2**31 - 1, 2**31 - 1), ""),
+        (claiming(MAX_SIDE, MAX_PIXELS // MAX_SIDE), "cannot be decoded"),
+    ],
+    ids=[
+        "nothing",
+        "text",
+        "head",
+        "half",
+        "gif",
+        "tiff",
+        "postscript",
+        "claiming0",
+        "claiming1",
+        "claiming2",
+        "empty",
+    ],
+)
+def test_what_is_no_image_or_too_large_is_refused_by_field(data: bytes, says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_image(data, "images[3]")
+    (violation,) = refused.value.violations
+    assert violation.field == "images[3]" and says in violation.description
