@@ -45,6 +45,14 @@ def chats() -> Iterator[Edge]:
     for depth in (65, 900, 990, 100_000):
         nested = '{"a":' + "[" * depth + "]" * depth + "}"
         yield asked(f"arguments {depth} deep", f"{CALLS}[0].arguments", turn={"tool_calls": [call(nested)]})
+    for count in (1, 16, 17, 200_000):
+        yield generate(f"{count} images", "images", text="a", images=[pb.Image(data=b"a")] * count, **short())
+    shown = {"content": "", "parts": [pb.ContentPart(image=pb.Image(data=b"a"))]}
+    yield asked("an image", "chat.messages[0].parts[0]", turn=shown)
+    yield asked("a part of nothing", "chat.messages[0].parts[0]", turn={"content": "", "parts": [pb.ContentPart()]})
+    both = {"content": "a", "parts": [pb.ContentPart(text="b")]}
+    yield asked("parts beside a text", "chat.messages[0].content", turn=both)
+    yield asked("many parts", "chat.messages", turn={"content": "", "parts": [pb.ContentPart(text="b")] * 300_000})
     yield asked("many calls", "chat.messages", turn={"tool_calls": [call()] * 300_000})
 
 

@@ -102,9 +102,10 @@ def test_the_table_covers_every_field() -> None:
         collect(edge.message, covered)
     both = ("GenerateRequest", "SamplingParams", "OutputOptions", "TokenizeRequest", "DetokenizeRequest")
     judged = ("ClassifyRequest", "ClassifyInput", "TextPair", "ScoreRequest")
-    spoken = ("Chat", "ChatMessage", "ToolCall")
+    spoken = ("Chat", "ChatMessage", "ContentPart", "Image", "ToolCall", "ToolChoice")
     others = ("EmbedRequest", "EmbedInput", "Constraint", "Choice", "AttachRequest", "AttachPosition")
-    for name in (*both, *judged, *spoken, *others):
+    tagged = ("StructuralTags", "StructuralTag")
+    for name in (*both, *judged, *spoken, *others, *tagged):
         fields = {field.name for field in pb.DESCRIPTOR.message_types_by_name[name].fields}
         assert covered[name] == fields, name
 

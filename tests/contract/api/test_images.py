@@ -60,7 +60,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @asynccontextmanager
 async def served(world: World, config: Callable[..., ServerConfig]) -> AsyncIterator[SlipstreamClient]:
-    server = Server(config(model=str(world.path), device="cpu", cpu_threads=1), build_core_engine)
+    server = Server(config(model=str(world.path), device="cpu", cpu_threads=1, native="off"), build_core_engine)
     async with loaded(server), SlipstreamClient(f"127.0.0.1:{server.port}") as client:
         yield client
 
@@ -173,7 +173,19 @@ async def test_without_pillow_texts_are_served_and_images_refused(
 def test_the_command_shows_a_file(world: World, tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(A)
-    asked = ["generate", "--model", str(world.path), "--temperature", "0", "--max-tokens", "8", "--image", str(file)]
+    asked = [
+        "generate",
+        "--model",
+        str(world.path),
+        "--native",
+        "off",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "8",
+        "--image",
+        str(file),
+    ]
     said = CliRunner().invoke(cli, [*asked, "--chat", "what?"])
     assert said.exit_code == 0, said.output
     want = world.oracle.greedy(world.chat(A, "what?"), 8)

@@ -58,7 +58,7 @@ def test_requirements_are_those_of_the_project(tmp_path: Path, variant: str, mor
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     command = STAGES["requirements"].all("RUN")[0].replace("python -c", f"{shlex.quote(sys.executable)} -c")
     subprocess.run(["sh", "-c", command], cwd=tmp_path, env={"VARIANT": variant}, check=True, timeout=60)
-    extras = ("quantization", "grammar", "gateway", "otel", *more)
+    extras = ("quantization", "grammar", "vision", "gateway", "otel", *more)
     optional = [each for extra in extras for each in PROJECT["optional-dependencies"][extra]]
     assert (tmp_path / "requirements.txt").read_text().splitlines() == [*PROJECT["dependencies"], *optional]
 

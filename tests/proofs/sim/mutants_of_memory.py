@@ -11,6 +11,7 @@ import torch
 
 from core.batch.build import Segment, joined
 from core.batch.schedule_batch import ScheduleBatch
+from core.memory import request_memory
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.req_to_token_pool import ReqToTokenPool, TableWrites
 from core.memory.request_memory import RequestMemory
@@ -160,7 +161,11 @@ def locked_prefix_is_not_unlocked(patch: Patch) -> None:
 @mutant("batch_rows")
 def match_takes_the_whole_prompt(patch: Patch) -> None:
     """No token is left to compute, so there are no logits to sample from."""
-    put(patch, RequestMemory, "_match", lambda old, self, ids, limit, salt: old(self, ids, limit + 1, salt))
+
+    def one_more(old: Any, cache: Any, companions: Any, ids: Ints, limit: int, *more: Any) -> Any:
+        return old(cache, companions, ids, limit + 1, *more)
+
+    put(patch, request_memory, "usable_prefix", one_more)
 
 
 @mutant("tenant")

@@ -16,8 +16,8 @@ from core.types.image import PlacedImage, PromptImages, ReadImage
 from core.types.request import Req
 from tests.unit.core.scheduler.harness import VOCAB, Harness
 
-TOKEN = VOCAB - 2
-"""Stands for a piece of an image."""
+TOKEN = VOCAB + 1
+"""Stands for a piece of an image. No output is that."""
 
 
 def image(length: int, value: float = 0.0) -> ReadImage:
@@ -30,7 +30,7 @@ def shown(rng: random.Random, *parts: int | ReadImage) -> tuple[list[int], Promp
     placed: list[PlacedImage] = []
     for part in parts:
         if isinstance(part, int):
-            ids += [rng.randrange(TOKEN) for _ in range(part)]
+            ids += [rng.randrange(VOCAB) for _ in range(part)]
         else:
             placed.append(PlacedImage(len(ids), part))
             ids += [TOKEN] * part.length
