@@ -19,6 +19,7 @@ import numpy as np
 from core import errors
 from core.errors import FieldViolation, InvalidRequest, Overloaded, QueueTimeout, SlipstreamError
 from core.types.io import Embedding, EmbedResult
+from core.types.plain import BASE64
 from service import errors as service_errors
 
 Made = TypeVar("Made")
@@ -62,6 +63,8 @@ def _read(hint: Any, value: Any) -> Any:
         return tuple(_read(each, v) for each, v in zip(args if args[-1] is not ... else args[:1] * len(value), value))
     if origin is not None and issubclass(origin, Mapping):
         return {args[0](key): _read(args[1], each) for key, each in value.items()}
+    if hint is bytes:
+        return base64.b64decode(value[BASE64])
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -70,11 +73,11 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def _fitting(kinds: tuple[Any, ...], value: Any) -> Any:
-    """The kind of a union by which `value` is read: a list as one of many, an object as a dataclass; the rest is."""
+    """The kind of a union by which `value` is read: a list as one of many, an object as a dataclass or bytes."""
     if isinstance(value, list):
         return next((kind for kind in kinds if typing.get_origin(kind) in (tuple, Sequence)), object)
     if isinstance(value, dict):
-        return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), object)
+        return next((kind for kind in kinds if dataclasses.is_dataclass(kind) or kind is bytes), object)
     return object
 
 

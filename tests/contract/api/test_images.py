@@ -92,6 +92,18 @@ async def test_texts_ids_and_chats_with_images_say_what_transformers_says(
         assert want is None or done.token_ids == want
 
 
+async def test_a_kept_stream_with_an_image_is_found_again(world: World, config: Callable[..., ServerConfig]) -> None:
+    """And a request of its id with another image is another request."""
+    text, options = f"see {world.place}", {**GREEDY, "request_id": "kept", "resumable": True}
+    async with served(world, config) as client:
+        (first,) = await client.complete(text, images=[A], **options)
+        (again,) = await client.complete(text, images=[A], **options)
+        assert first.token_ids == again.token_ids
+        with pytest.raises(CallFailed) as failed:
+            await client.complete(text, images=[B], **options)
+        assert failed.value.code is grpc.StatusCode.ALREADY_EXISTS
+
+
 async def test_what_users_write_is_no_place_for_an_image(world: World, config: Callable[..., ServerConfig]) -> None:
     """The token that stands for an image, written out in a message, is text; else the image would move there."""
     token = world.place if world.oracle.kind == "gemma3" else "<|image_pad|>"

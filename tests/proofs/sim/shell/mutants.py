@@ -212,7 +212,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "        if not incarnation and request_id in self._reused:\n",
         "        if False:\n",
         ("tokens", "illegal_error", "started"),
-        102532,
+        106084,
     ),
     ShellMutant(
         "hold-released-with-the-reader-only",
