@@ -19,7 +19,7 @@ from core.batch.vision_batch import vision_batch
 from core.memory.companion import Writes
 from core.memory.host_moves import CopyBack
 from core.memory.req_to_token_pool import TableWrites
-from core.types.arrays import Ints
+from core.types.arrays import Floats, Ints
 from core.types.image import PlacedImage
 from core.types.io import Pooling
 
@@ -36,6 +36,8 @@ class Segment:
     """Set for an embedding, which samples nothing at its end."""
     encoder_ids: Ints | None = None
     """int64[L]: input that the encoder reads before this chunk; with the first chunk of an admission only."""
+    encoder_features: Floats | None = None
+    """[mels, frames]: what it reads in place of those ids, which then only count."""
     targets: Ints | None = None
     """int64[m]: prompt tokens behind the first m of `ids`, if their log probabilities are told."""
     top: int = 0
@@ -153,6 +155,7 @@ def build_batch(
             mix_decode_rows=plan.decode_rows if num_extend and num_decode else None,
             encoder_ids_cpu=pin(inputs) if inputs else None,
         ),
+        encoder_features=tuple(s.encoder_features for s in plan.segments if s.encoder_features is not None),
         encoder_lens=_ints(len(ids) for ids in inputs) if inputs else NO_INTS,
         fresh_rows=plan.fresh_rows,
         history_writes=plan.history_writes,

@@ -9,7 +9,7 @@ import torch
 
 from core.batch.schedule_batch import ForwardMode
 from core.batch.vision_batch import VisionBatch
-from core.types.arrays import Ints
+from core.types.arrays import Floats, Ints
 
 if TYPE_CHECKING:
     from core.memory.kv_pool import KVPool
@@ -71,6 +71,8 @@ class ForwardBatch:
     """[E]: inputs that the encoder reads before the decoder runs, one after another; never part of `input_ids`."""
     encoder_lens_host: Ints | None = None
     """[n] on the host: their lengths, which add up to E."""
+    encoder_features: tuple[Floats, ...] = ()
+    """On the host: what the encoder reads in place of `encoder_ids`, which then only count: [mels, frames] each."""
     vision: VisionBatch | None = None
     """On the host: images whose embeddings take the place of those of their tokens, and positions."""
     page_map: torch.Tensor | None = None

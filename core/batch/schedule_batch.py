@@ -22,7 +22,7 @@ from core.batch.vision_batch import VisionBatch
 from core.memory.companion import Writes
 from core.memory.host_moves import CopyBack
 from core.memory.req_to_token_pool import TableWrites
-from core.types.arrays import Ints
+from core.types.arrays import Floats, Ints
 
 
 class ForwardMode(Enum):
@@ -100,6 +100,8 @@ class ScheduleBatch:
     """Prompt tokens whose log probabilities are told, if any."""
     vision: VisionBatch | None = None
     """Images whose tokens are computed, and positions that are not the usual ones, if any."""
+    encoder_features: tuple[Floats, ...] = ()
+    """What the encoder reads in place of staged ids, which then only count: sounds, [mels, frames] each."""
     encoder_lens: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """int64[n]: tokens of each encoder input that is staged, in batch order; they add up to E."""
     grammar_seeds: tuple[GrammarSeed, ...] = ()

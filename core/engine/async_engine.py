@@ -123,13 +123,13 @@ class AsyncEngine:
         readers: list[AnswerReader] = []
 
         async def sequences(now: float) -> list[Req]:
-            prompt, images = await self._inputs.prompt(request)
+            prompt, media = await self._inputs.prompt(request)
             grammar, constraint = None, await self._inputs.answering.constraint(request, prompt)
             if constraint is not None:
                 compiling = self._grammars.grammar(constraint, request.tenant)
                 grammar = await self._arriving.wait(request_id, compiling, request.deadline)
             readers.extend(await self._inputs.answering.readers(request, prompt))
-            return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now, grammar, images)
+            return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now, grammar, media)
 
         return await self._open(request, request_id, sequences, readers)
 

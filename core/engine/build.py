@@ -17,6 +17,7 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
+from core.engine.audio_inputs import AudioInputs
 from core.engine.build_pools import Pools, build_pools
 from core.engine.built_engine import BuiltEngine
 from core.engine.determinism import prove_deterministic, settled
@@ -58,6 +59,7 @@ from core.scheduler.draft_depth import AdaptiveDepth
 from core.scheduler.rejoining import Rejoining
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.answers.answer_form import answer_form
+from core.text.audio.listener import Listener
 from core.text.images.placing import ImagePlacer
 from core.text.images.processor import ImageProcessor
 from core.text.tokenizer import Tokenizer
@@ -163,6 +165,7 @@ def _build_inputs(
         pools.max_input_length,
         answer_form(config.model.answer_form, tokenizer.template, tokenizer.response_template),
         _image_inputs(config, spec, tokenizer),
+        _audio_inputs(config, spec),
     )
     labelling = labelling_of(config.model, spec, tokenizer, head)
     return inputs, EmbeddingInputs(
@@ -179,6 +182,13 @@ def _image_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer) -
         logger.warning("images are refused: %s", reason)
         return ImageInputs(why=str(reason))
     return ImageInputs(processor, ImagePlacer(spec.vision, tokenizer))
+
+
+def _audio_inputs(config: EngineConfig, spec: ModelSpec) -> AudioInputs | None:
+    """Raises ModelLoadError: a model that hears can do nothing else."""
+    if spec.encoder is None or spec.encoder.audio is None:
+        return None
+    return AudioInputs(Listener.load(Path(config.model.path), spec.encoder.audio), spec.encoder.start_ids)
 
 
 def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> StepExecutor:
@@ -297,6 +307,7 @@ def _model_info(
         grammar_backend=grammar_backend or "",
         answer_form=inputs.answering.name,
         takes_images=inputs.images.sees,
+        takes_audio=inputs.audio.hears,
         path=config.model.path,
         pooling=_pooling(config, spec),
         labels=None if labelling is None else labelling.labels,

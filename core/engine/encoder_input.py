@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
-from core.types.arrays import Ints
+from core.types.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,12 @@ class EncoderInput:
     spec: EncoderSpec
     max_tokens: int
 
-    def sides(self, ids: Ints) -> dict[str, Any]:
-        """Fields of the `Req` for a client that sent `ids`, int64[L]."""
+    def sides(self, ids: Ints, features: Floats | None = None) -> dict[str, Any]:
+        """Fields of the `Req` for a client that sent `ids`, int64[L]; or a sound, whose decoder begins with them."""
+        audio = self.spec.audio
+        if features is not None and audio is not None:
+            heard = np.zeros(audio.positions, np.int64)
+            return {"prompt": ids, "encoder_ids": heard, "encoder_features": features, "not_first": audio.not_first}
         return {
             "prompt": np.array(self.spec.start_ids, np.int64),
             "encoder_ids": ids,

@@ -10,6 +10,7 @@ import numpy as np
 
 from core.engine.adapters.table import AdapterTable
 from core.engine.answering import Answering
+from core.engine.audio_inputs import AudioInputs
 from core.engine.encoder_input import EncoderInput
 from core.engine.image_inputs import ImageInputs
 from core.engine.workers import Workers
@@ -24,8 +25,9 @@ from core.types.arrays import Ints
 from core.types.chat import ChatMessage, ToolMode
 from core.types.constraint import conflicts
 from core.types.grammar import Grammar
-from core.types.image import NO_IMAGES, PromptImages, ReadImage
+from core.types.image import ReadImage
 from core.types.io import GenerateRequest, TextPair
+from core.types.media import NO_MEDIA, PromptMedia
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
@@ -38,6 +40,8 @@ CHARS_PER_TOKEN = 64
 
 def _prompt_field(request: GenerateRequest) -> str:
     """The field in which the client sent its prompt."""
+    if request.audio is not None:
+        return "audio"
     if request.token_ids is not None:
         return "token_ids.ids"
     return "text" if request.chat is None else "chat.messages"
@@ -58,10 +62,12 @@ class InputProcessor:
         max_input: int | None = None,
         answers: AnswerForm | None = None,
         images: ImageInputs | None = None,
+        audio: AudioInputs | None = None,
     ) -> None:
         """`context_length`: tokens. `max_input`: of a prompt; None leaves room for one token of output.
 
-        `answers`: how the model writes them, if that is known. `images`: None for a model that sees none.
+        `answers`: how the model writes them, if that is known. `images`, `audio`: None for a model that
+        takes none.
 
         `seed`: of the generator that seeds requests without a seed of their own; None is a random one.
         """
@@ -75,6 +81,7 @@ class InputProcessor:
         self._max_input = max_input or (context_length - 1 if encoder is None else encoder.max_tokens)
         self._random = random.Random(seed)
         self.images = ImageInputs() if images is None else images
+        self.audio = AudioInputs() if audio is None else audio
         self._workers = Workers(2, "slipstream-text")
         self.answering = Answering(answers, tokenizer, self._workers, self.failures)
         # Chats have threads of their own: a template that takes long must not hold up texts.
@@ -91,11 +98,20 @@ class InputProcessor:
         """Tokens of the longest prompt."""
         return self._max_input
 
-    async def prompt(self, request: GenerateRequest) -> tuple[Ints, PromptImages]:
-        """What `prompt_ids` returns, and the images in it. Raises the same, and what `ImageInputs.read` does."""
+    async def prompt(self, request: GenerateRequest) -> tuple[Ints, PromptMedia]:
+        """What `prompt_ids` returns, and what comes with it. Of a sound the ids are those of the decoder.
+
+        Raises the same, and what `ImageInputs.read` and `AudioInputs` do.
+        """
+        self.audio.refuse_others(request, _prompt_field(request))
+        if request.audio is not None:
+            prompt, features = await self.audio.heard(request.audio, request.tenant)
+            if not self._memory.fits_alone(len(prompt), self._max_input):
+                raise InvalidRequest.of("audio", "takes more memory than the server has for the encoder")
+            return prompt, PromptMedia(features=features)
         images = await self.images.read(request)
         ids = await self.prompt_ids(request, images)
-        return ids, self.images.placed(ids, images)
+        return ids, PromptMedia(self.images.placed(ids, images))
 
     async def prompt_ids(self, request: GenerateRequest, images: Sequence[ReadImage] = ()) -> Ints:
         """Ids of the prompt, int64[n] with n >= 1, made off the loop. `images`: those of the request.
@@ -197,15 +213,15 @@ class InputProcessor:
         prompt: Ints,
         now: float,
         grammar: Grammar | None = None,
-        images: PromptImages = NO_IMAGES,
+        media: PromptMedia = NO_MEDIA,
     ) -> list[Req]:
-        """One `Req` per output of `prompt`, int64[n], with `images` in it.
+        """One `Req` per output of `prompt`, int64[n], which `media` came with.
 
         `group`: an id for all outputs of the request, which share their prompt. `now`: `time.monotonic` seconds. Raises
         AdapterNotFound, and InvalidRequest naming every field of `sampling_params` that cannot be served.
         """
         params = request.sampling
-        sides = {"prompt": prompt} if self._encoder is None else self._encoder.sides(prompt)
+        sides = {"prompt": prompt} if self._encoder is None else self._encoder.sides(prompt, media.features)
         violations = params.violations(self._vocab_size)
         if params.prompt_logprobs is not None and self._encoder is not None:
             told = "the prompt of an encoder-decoder is read by its encoder, which predicts nothing"
@@ -234,7 +250,7 @@ class InputProcessor:
                 queue_deadline=None if request.queue_timeout is None else now + request.queue_timeout,
                 arrived_at=now,
                 speculative=request.speculative,
-                images=images,
+                images=media.images,
                 **sides,
             )
             for index in range(params.n)
@@ -245,6 +261,7 @@ class InputProcessor:
         self._workers.close()
         self._chats.close()
         self.images.close()
+        self.audio.close()
         if self.tokenizer.chats is not None:
             self.tokenizer.chats.close()
 

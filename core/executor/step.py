@@ -217,6 +217,7 @@ class StepRunner:
             wants_layers=self._hidden.layers,
             encoder_ids=inputs.encoder_ids,
             encoder_lens_host=batch.encoder_lens,
+            encoder_features=batch.encoder_features,
             vision=batch.vision,
         )
         return forward_batch, None, sent.sampled

@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 MAX_JSON_BYTES = 64 << 20
 """The largest JSON file worth reading; a weight index of a thousand shards stays below."""
 
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx")
+CONTEXT_KEYS = (
+    *("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx"),
+    "max_target_positions",
+)
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 QUANTIZATION_KEY = "quantization_config"
 DTYPES = ("float32", "bfloat16", "float16")

@@ -14,7 +14,14 @@ from core.models.config import CheckpointConfig, read_checkpoint_config
 from core.models.fused.layers import wanted as fuses
 from core.models.quantized.at_load import refuse_at_load
 from core.models.quantized.registry import quant_method
-from core.models.registry import DEFAULT_FAMILY, ENCODER_DECODER_TYPES, ENCODER_TYPES, family_of, model_factory
+from core.models.registry import (
+    DEFAULT_FAMILY,
+    ENCODER_DECODER_TYPES,
+    ENCODER_TYPES,
+    SPEECH_TYPES,
+    family_of,
+    model_factory,
+)
 from core.models.vision.families import VISION_FAMILIES
 from core.models.weights import check_weight_files
 
@@ -120,8 +127,11 @@ def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
     kind = checkpoint.model_type
     if kind not in CONFIG_MAPPING:
         raise ModelLoadError(f"model type {kind!r} is unknown to transformers, and code from checkpoints is never run")
+    if kind in SPEECH_TYPES:
+        return
     if kind in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
-        raise ModelLoadError(f"model type {kind!r} is not supported: its encoder reads audio, and requests carry text")
+        served = ", ".join(SPEECH_TYPES)
+        raise ModelLoadError(f"model type {kind!r} is not supported: its encoder reads audio, as that of {served} does")
     if _is_encoder_decoder(checkpoint):
         if checkpoint.labels is not None:
             raise ModelLoadError(f"model type {kind!r} is not supported with labels: it is an encoder-decoder")

@@ -33,6 +33,8 @@ NATIVE_FAMILIES: dict[str, str] = dict.fromkeys(FAMILIES, "native")
 
 ENCODER_DECODER_TYPES = ("bart", "mbart", "t5", "mt5", "pegasus", "marian", "plbart", "blenderbot", "blenderbot-small")
 """Encoder-decoders whose attention the packed decoder knows; `docs/reference/models.md` says how each was checked."""
+SPEECH_TYPES = ("whisper",)
+"""The same, whose encoders read sound."""
 
 
 PACKED_ENCODERS = (

@@ -133,7 +133,7 @@ class PrefillAdder:
 
     def _go_on(self, turn: Prompts, budget: int, now: float) -> Segment | None:
         """A chunk for the tenant of `turn`, of a request admitted now or before; None where it has neither."""
-        grant, encoder_ids, seat = min(budget, turn.grant), None, 0
+        grant, entering, seat = min(budget, turn.grant), None, 0
         req = self._first_waiting(turn)
         while req is not None and self._rejoin(turn, req, budget, now):
             # Asked again: rows went to this tenant since its turn came.
@@ -145,10 +145,10 @@ class PrefillAdder:
                 turn.started.appendleft(req.row)
                 # At least one token: the encoder's input is read with the first chunk.
                 grant = req.prompt_len if req.whole else max(1, grant - req.encoder_len)
-                encoder_ids, seat = req.encoder_ids, SEQUENCE_COST
+                entering, seat = req, SEQUENCE_COST
         if (row := self._next_row(turn)) is None:
             return None
-        segment = self._chunk(row, grant, encoder_ids)
+        segment = self._chunk(row, grant, entering)
         # A chunk that ends before an image leaves it to the next step: a row has one chunk in a step.
         if segment.final or (segment.length < grant and self._owner(row).images.placed):
             turn.started.remove(row)
@@ -255,8 +255,11 @@ class PrefillAdder:
         remaining = self._remaining - self._left_of(leaving) + newcomer.max_new_tokens - len(newcomer.outputs)
         return math.ceil(remaining * self._reserve_share / self._memory.page_size)
 
-    def _chunk(self, row: int, budget: int, encoder_ids: Ints | None = None) -> Segment:
-        """Plan at most `budget` more tokens of the prompt in `row`, and offer the prompt so far to the prefix cache."""
+    def _chunk(self, row: int, budget: int, entering: Req | None) -> Segment:
+        """Plan at most `budget` more tokens of the prompt in `row`, and offer the prompt so far to the prefix cache.
+
+        `entering`: its owner, if this is its first chunk since it was admitted.
+        """
         running, req = self._running, self._owner(row)
         start, end = int(running.planned[row]), int(running.prefill_end[row])
         if req.scores:
@@ -264,7 +267,9 @@ class PrefillAdder:
         stop = req.images.cut(start, min(end, start + budget))
         running.plan_prompt(row, stop)
         self._offer(row, stop, final=stop == end)
-        segment = Segment(row, start, running.ids(row, stop, start), stop == end, req.pooling, encoder_ids)
+        ids = running.ids(row, stop, start)
+        read = (None, None) if entering is None else (entering.encoder_ids, entering.encoder_features)
+        segment = Segment(row, start, ids, stop == end, req.pooling, *read)
         if req.images.placed:
             segment = replace(segment, images=req.images.within(start, stop), places=req.images.places_of(start, stop))
         return self._scored(segment, req) if req.scores else segment

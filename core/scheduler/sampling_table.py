@@ -119,7 +119,14 @@ class SamplingTable:
         ends = sorted({*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)})
         # Each id may be written into the row's logits: one outside of them would end the process on CUDA.
         # And of one outside of them a log probability may be read.
-        ids = (*params.logit_bias, *params.logprob_token_ids, *ends, *req.forced_first, *req.forced_last)
+        ids = (
+            *params.logit_bias,
+            *params.logprob_token_ids,
+            *ends,
+            *req.forced_first,
+            *req.forced_last,
+            *req.not_first,
+        )
         inside = not ids or (min(ids) >= 0 and max(ids) < self._vocab_size)
         check("bias_in_logits", inside, row=row, vocab_size=self._vocab_size)
         last = self._last[row] = req.prompt_len + req.max_new_tokens - 1 if req.forced_last else -1
@@ -218,7 +225,7 @@ def _biases(req: Req, ends: list[int]) -> Biases:
     `FORCE` for these; nothing else counts there, min_tokens neither (as in transformers).
     """
     params, first = req.params, req.prompt_len
-    if not (params.logit_bias or params.min_tokens or req.forced_first or req.forced_last):
+    if not (params.logit_bias or params.min_tokens or req.forced_first or req.forced_last or req.not_first):
         return NO_BIASES
     last = first + req.max_new_tokens - 1
     # Between what is forced at both ends. An output of one token is first and last at once: the last decides.
@@ -227,6 +234,7 @@ def _biases(req: Req, ends: list[int]) -> Biases:
     found = _joined(
         _ranged(list(params.logit_bias), bias, begin, end),
         _ranged(ends, np.full(len(ends), -np.inf, np.float32), begin, min(end, first + params.min_tokens)),
+        _ranged(req.not_first, np.full(len(req.not_first), -np.inf, np.float32), begin, min(end, first + 1)),
         _ranged(req.forced_first, np.full(len(req.forced_first), FORCE), first, min(end, first + 1)),
         _ranged(req.forced_last, np.full(len(req.forced_last), FORCE), last, last + 1),
     )

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from core.types.audio import Audio
 from core.types.chat import AnswerPart, ChatMessage, ToolMode
 from core.types.constraint import Constraint
 from core.types.labels import Labels
@@ -34,7 +35,7 @@ class SentImage:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One request for one or more outputs. Exactly one of `text`, `token_ids`, `chat` is given.
+    """One request for one or more outputs. Exactly one of `text`, `token_ids`, `chat`, `audio` is given.
 
     `deadline`: a `time.monotonic()` instant or None. `queue_timeout`: seconds. `tenant`: tenants share the machine by
     their `weight`, which is above 0. `priority`: within a tenant lower values are served first, as in vLLM.
@@ -48,6 +49,7 @@ class GenerateRequest:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     chat: tuple[ChatMessage, ...] | None = None
+    audio: Audio | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     want_text: bool = True
     priority: int = 0
@@ -276,6 +278,7 @@ class ModelInfo:
     """Whether the model puts out text: one with a classification head, or an encoder alone, does not."""
     answer_form: str = ""
     takes_images: bool = False
+    takes_audio: bool = False
     """How the model writes thoughts and calls, by the name of the form; empty if that is not known."""
     grammar_backend: str = ""
     """Library that constraints are compiled with; empty if there is none."""

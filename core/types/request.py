@@ -51,6 +51,10 @@ class Req:
     """Slot of the LoRA adapter; 0 is none."""
     encoder_ids: npt.NDArray[np.int64] | None = None
     """Of an encoder-decoder: the client's input, which the encoder reads; `prompt` is then the decoder's start."""
+    encoder_features: npt.NDArray[np.float32] | None = None
+    """Of an encoder that reads sound: [mels, frames]; `encoder_ids` then only say how many tokens it makes of it."""
+    not_first: tuple[int, ...] = ()
+    """Tokens that the output does not begin with."""
     images: PromptImages = NO_IMAGES
     """Images in the prompt."""
     forced_first: tuple[int, ...] = ()

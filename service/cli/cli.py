@@ -14,6 +14,7 @@ from service.process.version import installed_version
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("service.cli.commands.serve:serve", "Serve a checkpoint over gRPC."),
     "generate": ("service.cli.commands.generate:generate", "Stream a completion to the terminal."),
+    "transcribe": ("service.cli.commands.transcribe:transcribe", "Write down what is said in a sound."),
     "check": ("service.cli.commands.check:check", "Say how a model would be served here, without serving it."),
     "embed": ("service.cli.commands.embed:embed", "Print the vector of a text."),
     "classify": ("service.cli.commands.classify:classify", "Print how well the labels of a model fit a text."),

@@ -46,4 +46,5 @@ from service.client.judging import (
     LabelScore as LabelScore,
 )
 from service.client.requests import Prompt as Prompt
+from service.client.requests import Sound as Sound
 from service.client.resumed_call import Received as Received

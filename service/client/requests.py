@@ -6,13 +6,27 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A sound that is to be written down: a WAV file, and the `language` that is spoken in it, such as "en".
+
+    The language is left out for a model that knows one alone.
+    """
+
+    data: bytes
+    language: str = ""
+    translate: bool = False
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Sound
 """Text, token ids, or chat messages: `role` and `content`, a text or a list of texts and images, also `name`,
-`reasoning_content`, `tool_call_id`, and `tool_calls` as OpenAI's clients have them."""
+`reasoning_content`, `tool_call_id`, and `tool_calls` as OpenAI's clients have them. For models that hear: a Sound."""
 
 
 DATA_URL = re.compile(r"data:image/[a-z]+;base64,")
@@ -22,7 +36,7 @@ _TOOL_MODES = {"auto": pb.TOOL_MODE_AUTO, "none": pb.TOOL_MODE_NONE, "required":
 def set_input(request: pb.GenerateRequest, prompt: Prompt, chat: pb.Chat, images: Sequence[bytes] = ()) -> None:
     """Give `request` its input. Raises ValueError where `chat` has options and the prompt is no chat."""
     request.images.extend(pb.Image(data=each) for each in images)
-    if prompt and isinstance(prompt[0], Mapping):
+    if not isinstance(prompt, str | Sound) and prompt and isinstance(prompt[0], Mapping):
         request.chat.CopyFrom(chat)
         request.chat.messages.extend(map(_turn, prompt))  # type: ignore[arg-type]
         return
@@ -31,8 +45,11 @@ def set_input(request: pb.GenerateRequest, prompt: Prompt, chat: pb.Chat, images
         raise ValueError(f"{what} are for chats: give messages")
     if isinstance(prompt, str):
         request.text = prompt
-        return
-    request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))  # type: ignore[arg-type]
+    elif isinstance(prompt, Sound):
+        task = pb.AUDIO_TASK_TRANSLATE if prompt.translate else pb.AUDIO_TASK_TRANSCRIBE
+        request.audio.CopyFrom(pb.Audio(data=prompt.data, language=prompt.language, task=task))
+    else:
+        request.token_ids.CopyFrom(pb.TokenIds(ids=prompt))  # type: ignore[arg-type]
 
 
 def _turn(given: Mapping[str, Any]) -> pb.ChatMessage:

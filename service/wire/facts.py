@@ -58,6 +58,7 @@ def model_info_response(info: ModelInfo) -> pb.GetModelInfoResponse:
         no_generation=not info.generates,
         answer_form=info.answer_form,
         takes_images=info.takes_images,
+        takes_audio=info.takes_audio,
         default_pooling=_DEFAULTS[info.pooling] if info.embedding_dimension else None,
         **_label_facts(info),
     )

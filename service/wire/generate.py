@@ -18,6 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from core.config import ADAPTER_NAME
 from core.errors import FieldViolation, InvalidRequest
+from core.types.audio import DEAF, HEARS, Audio, AudioTask
 from core.types.image import BLIND
 from core.types.io import (
     Delta,
@@ -49,6 +50,11 @@ WorkRequest = pb.GenerateRequest | pb.EmbedRequest | pb.ClassifyRequest | pb.Sco
 
 REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
+AUDIO_TASKS = {
+    pb.AUDIO_TASK_UNSPECIFIED: AudioTask.TRANSCRIBE,
+    pb.AUDIO_TASK_TRANSCRIBE: AudioTask.TRANSCRIBE,
+    pb.AUDIO_TASK_TRANSLATE: AudioTask.TRANSLATE,
+}
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -81,6 +87,7 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
         **(chat_fields(message.chat) if kind == "chat" else {}),
         sampling=sampling,
+        audio=_audio(message.audio) if kind == "audio" else None,
         images=tuple(image.data for image in message.images),
         want_text=want_text,
         priority=message.priority,
@@ -91,6 +98,10 @@ def generate_request(message: pb.GenerateRequest, info: ModelInfo, deadline: flo
         constraint=read_constraint(message),
         speculative=message.speculative if message.HasField("speculative") else True,
     )
+
+
+def _audio(given: pb.Audio) -> Audio:
+    return Audio(given.data, given.language, AUDIO_TASKS[given.task])
 
 
 def sampling_params(message: pb.GenerateRequest, defaults: SamplingParams) -> SamplingParams:
@@ -124,14 +135,18 @@ def id_violations(message: WorkRequest) -> Iterator[FieldViolation]:
 def _input_violations(message: pb.GenerateRequest, info: ModelInfo) -> Iterator[FieldViolation]:
     kind = message.WhichOneof("input")
     if kind is None:
-        yield FieldViolation("input", "one of text, token_ids or chat must be set")
+        yield FieldViolation("input", "one of text, token_ids, chat or audio must be set")
     elif kind == "text" and not message.text:
         yield FieldViolation("text", "must not be empty")
     elif kind == "token_ids" and not message.token_ids.ids:
         yield FieldViolation("token_ids.ids", "must not be empty")
     elif kind == "chat":
         yield from chat_violations(message.chat, info)
-    if message.images and kind == "chat":
+    if kind is not None and info.takes_audio is not (kind == "audio"):
+        yield FieldViolation(kind, HEARS if info.takes_audio else DEAF)
+    elif kind == "audio" and message.audio.task not in AUDIO_TASKS:
+        yield FieldViolation("audio.task", "is none of the tasks of this server")
+    if message.images and kind in ("chat", "audio"):
         yield FieldViolation("images", "are for text and token_ids; those of a chat are in its messages")
     elif message.images and not info.takes_images:
         yield FieldViolation("images", BLIND)

@@ -53,6 +53,9 @@ def chats() -> Iterator[Edge]:
     both = {"content": "a", "parts": [pb.ContentPart(text="b")]}
     yield asked("parts beside a text", "chat.messages[0].content", turn=both)
     yield asked("many parts", "chat.messages", turn={"content": "", "parts": [pb.ContentPart(text="b")] * 300_000})
+    for language, task in (("", 0), ("en", 1), ("x" * 100_000, 2), ("en", -1)):
+        audio = pb.Audio(data=b"RIFF" * 1_000, language=language, task=task)  # type: ignore[arg-type]
+        yield generate(f"a sound in {language[:9]!r} to do {task}", "audio", audio=audio, **short())
     yield asked("many calls", "chat.messages", turn={"tool_calls": [call()] * 300_000})
 
 

@@ -55,7 +55,7 @@ def all_edges() -> list[Edge]:
 
 def generate(name: str, refused: str | None = None, /, **fields: Any) -> Edge:
     """A Generate call of a two-token prompt, with these fields of the request replaced."""
-    if not fields.keys() & {"text", "token_ids", "chat"}:
+    if not fields.keys() & {"text", "token_ids", "chat", "audio"}:
         fields["text"] = PROMPT
     return Edge("Generate", name, pb.GenerateRequest(**fields), refused)
 

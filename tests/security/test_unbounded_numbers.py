@@ -102,7 +102,7 @@ def test_the_table_covers_every_field() -> None:
         collect(edge.message, covered)
     both = ("GenerateRequest", "SamplingParams", "OutputOptions", "TokenizeRequest", "DetokenizeRequest")
     judged = ("ClassifyRequest", "ClassifyInput", "TextPair", "ScoreRequest")
-    spoken = ("Chat", "ChatMessage", "ContentPart", "Image", "ToolCall", "ToolChoice")
+    spoken = ("Chat", "ChatMessage", "ContentPart", "Image", "Audio", "ToolCall", "ToolChoice")
     others = ("EmbedRequest", "EmbedInput", "Constraint", "Choice", "AttachRequest", "AttachPosition")
     tagged = ("StructuralTags", "StructuralTag")
     for name in (*both, *judged, *spoken, *others, *tagged):

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import AutoModelForSeq2SeqLM
+from transformers.models.auto.modeling_auto import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
 from core.attention.base import AttentionBackend
 from core.batch.forward_batch import ForwardBatch
@@ -31,9 +31,12 @@ from core.models.encoder_decoder.self_check import EncoderReference, check_encod
 from core.models.hf.module_tree import load_module, one_line
 from core.models.mapped import own
 from core.models.quantized.registry import method_name
+from core.models.registry import SPEECH_TYPES
+from core.types.audio_spec import AudioSpec
 
 log = logging.getLogger(__name__)
 
+_GREEDY: Mapping[str, float | int] = {"temperature": 0.0}
 UNUSED_OPTIONS = (
     "begin_suppress_tokens",
     "encoder_no_repeat_ngram_size",
@@ -95,10 +98,11 @@ def load_encoder_decoder(
     if checkpoint.quantization is not None:
         name = method_name(checkpoint.quantization)
         raise ModelLoadError(f"model type {kind!r} with {name} weights is not supported: it is an encoder-decoder")
-    model = load_module(checkpoint, config, device, progress, AutoModelForSeq2SeqLM)
+    auto = AutoModelForSpeechSeq2Seq if kind in SPEECH_TYPES else AutoModelForSeq2SeqLM
+    model = load_module(checkpoint, config, device, progress, auto)
     progress("self-check", 0.0)
     try:
-        reference = plain_reference(model, _start_ids(model, checkpoint))
+        reference = plain_reference(model, _start_ids(model, checkpoint), audio_spec(model))
         never = _never(model)
         loaded = _assemble(model, checkpoint, config, reference.vocab_size)
         _refuse_foreign_ids(loaded, never, model)
@@ -150,7 +154,7 @@ def _assemble(
         raise ModelLoadError(f"{checkpoint.path / 'config.json'} gives no context length; configure context_length")
     _warn_of_unused(model, checkpoint)
     generation: Any = model.generation_config
-    packed = EncoderDecoder(model)
+    packed, audio = EncoderDecoder(model), audio_spec(model)
     spec = ModelSpec(
         name=checkpoint.path.resolve().name,
         architecture=checkpoint.architecture,
@@ -159,17 +163,37 @@ def _assemble(
         dtype=model.dtype,
         kv_layers=packed.kv_layers,
         **own_ids(checkpoint, vocab_size),
-        sampling_defaults=checkpoint.sampling_defaults,
+        # What is heard is not made up: greedy, unless the checkpoint or the request says otherwise.
+        sampling_defaults={**(_GREEDY if audio is not None else {}), **checkpoint.sampling_defaults},
         encoder=EncoderSpec(
-            max_tokens=length,
+            max_tokens=length if audio is None else audio.positions,
             cross_layers=packed.kv_layers,
             start_ids=_start_ids(model, checkpoint),
             forced_first=_ids(generation.forced_bos_token_id),
             forced_last=_ids(generation.forced_eos_token_id),
+            audio=audio,
         ),
         capturable=True,
     )
     return EncoderDecoderModel(packed, spec)
+
+
+def audio_spec(model: PreTrainedModel) -> AudioSpec | None:
+    """What its encoder hears; None for one that reads ids."""
+    config: Any = model.config
+    if config.model_type not in SPEECH_TYPES:
+        return None
+    generation: Any = model.generation_config
+    named = {} if not getattr(generation, "is_multilingual", False) else dict(getattr(generation, "lang_to_id", {}))
+    return AudioSpec(
+        mels=config.num_mel_bins,
+        frames=2 * config.max_source_positions,
+        positions=config.max_source_positions,
+        languages={name.strip("<|>"): token for name, token in named.items()},
+        tasks=dict(getattr(generation, "task_to_id", {})) if named else {},
+        no_timestamps=getattr(generation, "no_timestamps_token_id", None),
+        not_first=_ids(getattr(generation, "begin_suppress_tokens", None)),
+    )
 
 
 def _start_ids(model: PreTrainedModel, checkpoint: CheckpointConfig) -> tuple[int, ...]:
@@ -191,6 +215,8 @@ def _ids(value: Any) -> tuple[int, ...]:
 def _warn_of_unused(model: PreTrainedModel, checkpoint: CheckpointConfig) -> None:
     """Log which recommended options are ignored, often beam search: with them `generate` gives other outputs."""
     asked = model.generation_config.to_diff_dict()
+    if audio_spec(model) is not None:
+        asked.pop("begin_suppress_tokens", None)
     found = [f"{name}={asked[name]!r}" for name in UNUSED_OPTIONS if asked.get(name) is not None]
     found += [f"bad_words_ids={word!r}" for word in asked.get("bad_words_ids") or () if len(word) > 1]
     if found:

@@ -6,14 +6,17 @@ tokens take twice as long as in one batch, 8 inputs of 8 tokens seven times as l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from core.types.arrays import Ints
+from core.types.arrays import Floats, Ints
 
+SOUNDS = 4
+"""Sounds that are encoded together. All are as long as a sound can be."""
 MAX_PADDED = 1.25
 """Most tokens of a batch, padding included, per token that is not padding."""
 
@@ -33,6 +36,15 @@ def encode_inputs(encoder: Any, ids: torch.Tensor, lens: Ints) -> torch.Tensor:
         for i, place in enumerate(group):
             hidden[place] = states[i, : lens[place]]
     return torch.cat(hidden)
+
+
+def encode_sounds(encoder: Any, sounds: Sequence[Floats], like: torch.Tensor) -> torch.Tensor:
+    """[E, H]: last hidden states of `sounds`, float32[mels, frames] each, one after another; `like` has their dtype."""
+    found = []
+    for start in range(0, len(sounds), SOUNDS):
+        some = torch.from_numpy(np.stack(sounds[start : start + SOUNDS])).to(like.device, like.dtype)
+        found.append(encoder(some).last_hidden_state.flatten(0, 1))
+    return torch.cat(found)
 
 
 def similar_lengths(lens: Ints) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.memory.kv_pool import KVLayerSpec
+from core.types.audio_spec import AudioSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class EncoderSpec:
     """The first output is one of these, if there are any: `forced_bos_token_id`, a target language for instance."""
     forced_last: tuple[int, ...] = ()
     """The output that reaches max_tokens is one of these, if there are any: `forced_eos_token_id`."""
+    audio: AudioSpec | None = None
+    """Set where the encoder reads sound and no ids: every input then has `audio.positions` tokens."""
 
     def __post_init__(self) -> None:
         assert self.max_tokens >= 1, self.max_tokens

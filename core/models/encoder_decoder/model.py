@@ -7,6 +7,7 @@ packed row like any other model here.
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import torch
@@ -18,10 +19,9 @@ from core.attention.relative_bias import RelativeBias
 from core.batch.forward_batch import ForwardBatch
 from core.memory.kv_pool import KVLayerSpec
 from core.models.encoder_decoder.cross_attention import CrossAttention
-from core.models.encoder_decoder.encoder_batches import encode_inputs
+from core.models.encoder_decoder.encoder_batches import encode_inputs, encode_sounds
 from core.models.hf.cache_argument import cache_argument
 from core.models.hf.packed_attention import KVFacade
-from core.types.arrays import Ints
 
 IMPLEMENTATION = "slipstream-decoder"
 OWNER = "slipstream_decoder"
@@ -30,6 +30,7 @@ OWNER = "slipstream_decoder"
 _BART, _T5 = ("k_proj", "v_proj"), ("k", "v")
 PROJECTIONS = {
     "BartAttention": _BART,
+    "WhisperAttention": _BART,
     "BlenderbotAttention": _BART,
     "BlenderbotSmallAttention": _BART,
     "MBartAttention": _BART,
@@ -63,6 +64,9 @@ class DecoderFacade(EncoderDecoderCache):
         self.cross_key = like.new_zeros(1, heads, 1, head_dim)
         self.cross_attention_cache: Any = _CrossCache([_CrossLayer(self.cross_key) for _ in range(layers)])
         self.is_updated = dict.fromkeys(range(layers), True)
+
+    is_linear = is_dummy = (False,)
+    """By layer, for masks that are not built."""
 
     def __len__(self) -> int:
         return len(self.is_updated)
@@ -98,6 +102,8 @@ class EncoderDecoder:
         self._cache_argument = cache_argument(model.forward)
         self._cache = DecoderFacade(len(self._cross), self._heads, self._head_dim, like)
         self._hidden = like.new_zeros(1, 1, model.config.d_model)
+        # Whisper's layers see a cache only if it is to be used.
+        self._hears = "input_features" in inspect.signature(model.forward).parameters
         self._attention: AttentionBackend | None = None
         self._pages: CrossAttention | None = None
         self._positions = self._wanted = torch.empty(0, dtype=torch.int64)
@@ -118,7 +124,10 @@ class EncoderDecoder:
         assert self._attention is not None and self._pages is not None, "bind() comes first"
         if batch.encoder_ids is not None:
             assert batch.encoder_lens_host is not None
-            self._encode(batch.encoder_ids, batch.encoder_lens_host, self._pages)
+            ids, lens = batch.encoder_ids, batch.encoder_lens_host
+            sounds = batch.encoder_features
+            encoder = self._model.get_encoder()
+            self._keep(encode_sounds(encoder, sounds, self._hidden) if sounds else encode_inputs(encoder, ids, lens))
         self._positions, self._wanted = batch.positions, batch.last_indices
         self._cache.self_attention_cache.begin(batch.positions)
         self._attention.plan(batch)
@@ -126,19 +135,19 @@ class EncoderDecoder:
         output = self._model(
             encoder_outputs=(self._hidden,),
             decoder_input_ids=batch.input_ids[None],
-            use_cache=False,
+            use_cache=self._hears,
             **{self._cache_argument: self._cache},
         )
         logits: torch.Tensor = output.logits[0]
         return logits.float()
 
-    def _encode(self, ids: torch.Tensor, lens: Ints, pages: CrossAttention) -> None:
-        """Run the encoder over the inputs in `ids`, int64[E]; their keys and values are projected together."""
-        hidden = encode_inputs(self._model.get_encoder(), ids, lens)
+    def _keep(self, hidden: torch.Tensor) -> None:
+        """Project keys and values of all encoder tokens, [E, H], into cross pages."""
+        assert self._pages is not None, "bind() comes first"
         for layer_id, module in enumerate(self._cross):
             names = PROJECTIONS[type(module).__name__]
             k, v = (getattr(module, name)(hidden).view(-1, self._heads, self._head_dim) for name in names)
-            pages.write(layer_id, k, v)
+            self._pages.write(layer_id, k, v)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """[T, H, Dv] of one attention call of the decoder, self or cross."""

@@ -37,7 +37,7 @@ def test_names_that_clients_rely_on() -> None:
     fields = {name: {f.name for f in message.fields} for name, message in pb.DESCRIPTOR.message_types_by_name.items()}
     request = {"request_id", "text", "token_ids", "chat", "sampling_params", "output_options", "priority"}
     assert fields["GenerateRequest"] == request | {
-        *("queue_timeout", "cache_salt", "adapter", "constraint", "resumable", "speculative", "images"),
+        *("queue_timeout", "cache_salt", "adapter", "constraint", "resumable", "speculative", "images", "audio"),
     }
     assert fields["Constraint"] == {"json_schema", "regex", "ebnf", "choice", "structural_tags"}
     assert fields["GenerateResponse"] == {"request_id", "started", "delta", "finished", "prompt_logprobs"}

@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 
 from docs.generate import SUPPORT, tried
-from tests.proofs.equivalence import test_encoder_decoder_grpc, test_greedy_grpc, test_images, test_recurrent_grpc
+from tests.proofs.equivalence import (
+    test_encoder_decoder_grpc,
+    test_greedy_grpc,
+    test_images,
+    test_recurrent_grpc,
+    test_speech,
+)
 from tests.support.checkpoints import RECURRENT_CONFIGS
 
 SUITES = {
     "Attention only": test_greedy_grpc.KINDS,
     "Recurrent and hybrid": tuple(RECURRENT_CONFIGS),
-    "Encoder-decoder": test_encoder_decoder_grpc.KINDS,
+    "Encoder-decoder": (*test_encoder_decoder_grpc.KINDS, *test_speech.KINDS),
     "Images": test_images.KINDS,
 }
 

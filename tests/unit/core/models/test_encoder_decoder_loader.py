@@ -106,9 +106,9 @@ def test_planted_faults_fail_the_check(
         load(made, dtype)
 
 
-def test_whisper_is_refused_for_what_it_reads(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper", "vocab_size": 64}))
-    assert "'whisper' is not supported: its encoder reads audio" in refusal(tmp_path)
+def test_other_models_of_speech_are_refused_for_what_they_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "speech_to_text", "vocab_size": 64}))
+    assert "'speech_to_text' is not supported: its encoder reads audio" in refusal(tmp_path)
 
 
 def test_an_output_needs_a_start(tmp_path: Path) -> None:

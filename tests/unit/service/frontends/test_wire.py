@@ -19,6 +19,7 @@ from core.errors import (
     SlowConsumer,
 )
 from core.types.adapters import AdapterInfo, AdapterList
+from core.types.audio import Audio, AudioTask
 from core.types.chat import ChatMessage, ToolCall, ToolMode
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import (
@@ -54,6 +55,7 @@ from tests.support.fakes.fake_engine import INFO, info_with
 VALUES = [
     GenerateRequest("a", token_ids=(1, 2), sampling=SamplingParams(logit_bias={3: -1.5}, stop=("x", "y"), seed=7)),
     GenerateRequest("d", "t", speculative=False),
+    GenerateRequest("g", audio=Audio(b"RIFF\xff", "en", AudioTask.TRANSLATE)),
     GenerateRequest("e", "t", images=(b"\x00\xff", b"")),
     GenerateRequest("f", chat=(ChatMessage("user", "", parts=("a", b"\x89PNG", "")),), tool_mode=ToolMode.REQUIRED),
     GenerateRequest("c", "t", constraint=Constraint(ConstraintKind.REGEX, "a|b")),

@@ -1,0 +1,1 @@
+"""Sounds of requests: read from their files, and made into what an encoder hears."""

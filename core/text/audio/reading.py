@@ -1,0 +1,50 @@
+"""Reads WAV files: PCM as integers, which Python's own library takes apart within what the file says of itself."""
+
+from __future__ import annotations
+
+import io
+import wave
+from typing import Final
+
+import numpy as np
+
+from core.errors import InvalidRequest
+from core.types.arrays import Floats
+
+FIELD: Final = "audio.data"
+MAX_CHANNELS: Final = 8
+_FULL: Final = {1: 128.0, 2: 32_768.0, 4: 2_147_483_648.0}
+"""Bytes of a sample -> the number that stands for 1."""
+
+
+def read_wav(data: bytes, rate: int, longest: int) -> Floats:
+    """float32[n], -1 to 1: the samples of `data` at `rate` a second, its channels mixed; at most `longest` of them.
+
+    Raises InvalidRequest, field `audio.data`, for what is no such file, has another rate, or is longer.
+    """
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            channels, width, found, count = file.getparams()[:4]
+            _refuse(channels, width, found, count, rate, longest)
+            raw = file.readframes(count)
+    except (wave.Error, EOFError, OSError, ValueError, RuntimeError) as error:
+        reason = str(error) or type(error).__name__
+        raise InvalidRequest.of(FIELD, f"is no WAV file with integer samples: {reason}") from error
+    whole = len(raw) // (channels * width) * channels * width
+    samples = np.frombuffer(raw[:whole], {1: np.uint8, 2: np.int16, 4: np.int32}[width]).astype(np.float32)
+    if width == 1:
+        samples -= _FULL[1]
+    mixed: Floats = (samples / np.float32(_FULL[width])).reshape(-1, channels).mean(axis=1, dtype=np.float32)
+    if not len(mixed):
+        raise InvalidRequest.of(FIELD, "has no samples")
+    return mixed
+
+
+def _refuse(channels: int, width: int, found: int, count: int, rate: int, longest: int) -> None:
+    if found != rate:
+        raise InvalidRequest.of(FIELD, f"has {found} samples a second, the model hears {rate}: resample it")
+    if not 1 <= channels <= MAX_CHANNELS or width not in _FULL:
+        said = f"has {channels} channels of {8 * width} bits; 1 to {MAX_CHANNELS} of 8, 16 or 32 can be read"
+        raise InvalidRequest.of(FIELD, said)
+    if count > longest:
+        raise InvalidRequest.of(FIELD, f"takes {count / rate:.1f} s, the model hears {longest / rate:g} s: cut it")
