@@ -98,6 +98,13 @@ class ModelConfig:
         choices=ANSWER_FORMS,
     )
     """A name of `core.text.answers.known_forms`."""
+    max_image_tokens: int = setting(
+        4096,
+        "Model",
+        "Most tokens that one image may become, which a step computes together while all streams wait; larger images "
+        "are refused.",
+        low=1,
+    )
     label_tokens: str = setting(
         "",
         "Model",

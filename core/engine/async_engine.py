@@ -118,12 +118,12 @@ class AsyncEngine:
         self._inputs.refuse_out_of_range(request.sampling)
         self._inputs.refuse_unconstrainable(request)
         self._inputs.adapters.slot(request.adapter)
-        request_id = request.request_id or uuid.uuid4().hex
-
-        readers: list[AnswerReader] = []
+        request_id, readers = request.request_id or uuid.uuid4().hex, list[AnswerReader]()
 
         async def sequences(now: float) -> list[Req]:
-            prompt, media = await self._inputs.prompt(request)
+            read = self._inputs.prompt(request)
+            waits = request.has_media
+            prompt, media = await (self._arriving.wait(request_id, read, request.deadline) if waits else read)
             grammar, constraint = None, await self._inputs.answering.constraint(request, prompt)
             if constraint is not None:
                 compiling = self._grammars.grammar(constraint, request.tenant)

@@ -25,7 +25,7 @@ from core.engine.embedding_inputs import EmbeddingInputs
 from core.engine.encoder_input import encoder_input
 from core.engine.engine_parts import StepExecutor
 from core.engine.grammar.compiler import GrammarCompiler
-from core.engine.image_inputs import ImageInputs
+from core.engine.image_inputs import ImageInputs, ImageLimits
 from core.engine.input_processor import InputProcessor
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
@@ -164,7 +164,7 @@ def _build_inputs(
         encoder_input(spec.encoder, pools.max_input_length),
         pools.max_input_length,
         answer_form(config.model.answer_form, tokenizer.template, tokenizer.response_template),
-        _image_inputs(config, spec, tokenizer),
+        _image_inputs(config, spec, tokenizer, pools),
         _audio_inputs(config, spec),
     )
     labelling = labelling_of(config.model, spec, tokenizer, head)
@@ -173,7 +173,7 @@ def _build_inputs(
     )
 
 
-def _image_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer) -> ImageInputs | None:
+def _image_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, pools: Pools) -> ImageInputs | None:
     if spec.vision is None or not config.model.path:
         return None
     try:
@@ -181,7 +181,8 @@ def _image_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer) -
     except StartupError as reason:
         logger.warning("images are refused: %s", reason)
         return ImageInputs(why=str(reason))
-    return ImageInputs(processor, ImagePlacer(spec.vision, tokenizer))
+    limits = ImageLimits(config.model.max_image_tokens, pools.max_input_length)
+    return ImageInputs(processor, ImagePlacer(spec.vision, tokenizer), limits)
 
 
 def _audio_inputs(config: EngineConfig, spec: ModelSpec) -> AudioInputs | None:

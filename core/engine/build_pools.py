@@ -69,6 +69,14 @@ class Pools:
     """Keys and values of what drafts; None where nothing does that keeps any."""
 
 
+def _prompt_tokens(config: EngineConfig, spec: ModelSpec) -> int:
+    """Most prompt tokens of one step: the last chunk goes on to the end of an image that begins in it."""
+    budget = config.scheduler.prompt_tokens
+    if spec.vision is None:
+        return budget
+    return budget - 1 + (spec.vision.length or min(config.model.max_image_tokens, spec.context_length))
+
+
 def build_pools(
     config: EngineConfig, model: Model, streams: DeviceStreams, drafts: int = 0, keeps: DraftLayers | None = None
 ) -> Pools:
@@ -93,7 +101,7 @@ def build_pools(
     layers = SplitLayers.of(spec.kv_layers, context, windows=memory.sliding_window_pool)
     # Steps in flight may each verify so many drafts, and which are right is known when they are over.
     doubt = drafts * (MAX_DEPTH if config.executor.overlap else 1)
-    bounds = layers.bounds(memory.page_size, config.scheduler.prompt_tokens, doubt)
+    bounds = layers.bounds(memory.page_size, _prompt_tokens(config, spec), doubt)
     kept_each, kept_spare = _draft_bytes(keeps, memory)
     longest, beside, left = max(context, cross.max_input), cross.bytes_per_token + kept_each, reserved + kept_spare
     pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, left, beside, format)

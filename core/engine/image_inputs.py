@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from core.engine.workers import Workers
@@ -19,20 +21,38 @@ MAX_IMAGE_BYTES: Final = 20 << 20
 """Bytes of one image as it is sent."""
 HELD_BYTES: Final = 1 << 30
 """Bytes of pixels of all live requests. A request keeps them to its end: it may be retracted and computed again."""
+WAITING_BYTES: Final = 256 << 20
+"""Bytes of encoded images of all requests whose images are not read to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """`tokens`: of one image. `prompt`: of all of a prompt."""
+
+    tokens: int
+    prompt: int
 
 
 class ImageInputs:
     """Reads and places images for one engine. Event-loop thread only."""
 
     def __init__(
-        self, processor: ImageProcessor | None = None, placer: ImagePlacer | None = None, why: str = BLIND
+        self,
+        processor: ImageProcessor | None = None,
+        placer: ImagePlacer | None = None,
+        limits: ImageLimits | None = None,
+        why: str = BLIND,
     ) -> None:
-        """Without both, images are refused. `why`: what is said then."""
+        """Without a processor and a placer, images are refused. `why`: what is said then."""
         self._why = why
         self._processor = processor
         self._placer = placer
+        self._limits = limits or ImageLimits(1 << 62, 1 << 62)
         self._workers = Workers(1, "slipstream-image")
         self._held = 0
+        self._freed: deque[int] = deque()
+        """Bytes of images that were given up since `_held` was counted."""
+        self._waiting = 0
 
     @property
     def sees(self) -> bool:
@@ -47,6 +67,17 @@ class ImageInputs:
         sent = request.sent_images
         if not sent:
             return ()
+        self._refuse_unreadable(sent)
+        size = sum(len(each.data) for each in sent)
+        if self._waiting and self._waiting + size > WAITING_BYTES:
+            raise Overloaded("too many images of other requests wait to be read", reason="IMAGES")
+        self._waiting += size
+        try:
+            return await self._read_all(sent, request.tenant)
+        finally:
+            self._waiting -= size
+
+    def _refuse_unreadable(self, sent: Sequence[SentImage]) -> None:
         if self._processor is None:
             raise InvalidRequest.of(sent[0].field, self._why)
         if len(sent) > MAX_IMAGES:
@@ -54,27 +85,34 @@ class ImageInputs:
         for each in sent:
             if not 1 <= len(each.data) <= MAX_IMAGE_BYTES:
                 raise InvalidRequest.of(each.field, f"must have 1 to {MAX_IMAGE_BYTES} bytes")
+
+    async def _read_all(self, sent: Sequence[SentImage], tenant: str) -> tuple[ReadImage, ...]:
         found: list[ReadImage] = []
+        tokens = size = 0
         for each in sent:
             # A turn for each: others need not wait for all sixteen.
-            image = await self._workers.run(self._read, each, caller=request.tenant)
+            image = await self._workers.run(self._read, each, caller=tenant)
+            tokens, size = tokens + image.length, size + image.pixels.nbytes
+            if tokens > self._limits.prompt or size > HELD_BYTES:
+                said = f"makes {tokens} tokens and {size >> 20} MiB of the images so far, more than can be served"
+                raise InvalidRequest.of(each.field, said)
             self._hold(image)
             found.append(image)
         return tuple(found)
 
-    def expanded(self, text: str, images: Sequence[ReadImage]) -> str:
-        """`text` with a run of tokens in the place of each image. Raises InvalidRequest, field `images`."""
+    def expanded(self, text: str, images: Sequence[ReadImage], field: str) -> str:
+        """`text` with a run of tokens in the place of each image. Raises InvalidRequest with `field`."""
         if not images:
             return text
         assert self._placer is not None, "they were read"
-        return self._placer.expanded(text, images, "images")
+        return self._placer.expanded(text, images, field)
 
-    def placed(self, ids: Ints, images: Sequence[ReadImage]) -> PromptImages:
-        """Where `images` are in the prompt `ids`, int64[n]. Raises InvalidRequest, field `images`."""
+    def placed(self, ids: Ints, images: Sequence[ReadImage], field: str) -> PromptImages:
+        """Where `images` are in the prompt `ids`, int64[n]. Raises InvalidRequest with `field`."""
         if not images:
             return NO_IMAGES
         assert self._placer is not None, "they were read"
-        return self._placer.placed(ids, images, "images")
+        return self._placer.placed(ids, images, field)
 
     def close(self) -> None:
         """End the thread without waiting for it."""
@@ -82,14 +120,20 @@ class ImageInputs:
 
     def _read(self, sent: SentImage) -> ReadImage:
         assert self._processor is not None, "asked for above"
-        return self._processor.read(read_image(sent.data, sent.field), sent.field)
+        found = self._processor.read(read_image(sent.data, sent.field), sent.field)
+        if found.length > self._limits.tokens:
+            said = f"becomes {found.length} tokens, at most {self._limits.tokens} can be served; make it smaller"
+            raise InvalidRequest.of(sent.field, said)
+        # Hashed here: the scheduler asks for it on the loop.
+        assert len(found.keys) == found.length
+        return found
 
     def _hold(self, image: ReadImage) -> None:
         size = image.pixels.nbytes
+        while self._freed:
+            self._held -= self._freed.popleft()
         if self._held + size > HELD_BYTES:
             raise Overloaded("images of other requests take all the memory there is for them", reason="IMAGES")
         self._held += size
-        weakref.finalize(image, self._let_go, size)
-
-    def _let_go(self, size: int) -> None:
-        self._held -= size
+        # Called on whatever thread gives it up last, and appending is all of one piece.
+        weakref.finalize(image, self._freed.append, size)

@@ -47,6 +47,11 @@ def _prompt_field(request: GenerateRequest) -> str:
     return "text" if request.chat is None else "chat.messages"
 
 
+def _image_field(request: GenerateRequest) -> str:
+    """What is named where images do not fit their prompt."""
+    return "images" if request.chat is None else "chat.messages"
+
+
 class InputProcessor:
     """Tokenises off the loop, and checks everything that could reach a batch. Event-loop thread only."""
 
@@ -111,7 +116,7 @@ class InputProcessor:
             return prompt, PromptMedia(features=features)
         images = await self.images.read(request)
         ids = await self.prompt_ids(request, images)
-        return ids, PromptMedia(self.images.placed(ids, images))
+        return ids, PromptMedia(self.images.placed(ids, images, _image_field(request)))
 
     async def prompt_ids(self, request: GenerateRequest, images: Sequence[ReadImage] = ()) -> Ints:
         """Ids of the prompt, int64[n] with n >= 1, made off the loop. `images`: those of the request.
@@ -128,7 +133,7 @@ class InputProcessor:
             self._refuse_long(said + len(request.chat_arguments), field)
             ids = await self._chat_ids(request, request.chat, images)
         else:
-            ids = await self.tokenize(self.images.expanded(request.text or "", images), caller=request.tenant)
+            ids = await self.tokenize(self.images.expanded(request.text or "", images, "images"), caller=request.tenant)
         prompt = np.asarray(ids, np.int64)
         if request.token_ids is not None:
             self._refuse_foreign_ids(field, prompt)
@@ -322,7 +327,7 @@ class InputProcessor:
         render = self._as_they_are if request.special_tokens else self.tokenizer.render_literally
         with self.failures.told():
             rendered, mark = await self._chats.run(render, *given, caller=caller)
-        rendered = self.images.expanded(rendered, images)
+        rendered = self.images.expanded(rendered, images, "chat.messages")
         # A mark may double what was written.
         self._refuse_long(len(rendered) - rendered.count(mark) if mark else len(rendered), "chat.messages")
         with self.failures.told():

@@ -50,7 +50,7 @@ class Arrivals:
                 ended.set_result(error)
 
     async def wait(self, request_id: str, work: Awaitable[T], deadline: float | None) -> T:
-        """The result of `work`, in which the constraint is compiled. `deadline`: `time.monotonic` seconds, or None.
+        """The result of `work`: a compiled constraint, images that were read. `deadline`: `time.monotonic` seconds.
 
         Raises what the request is ended with, and DeadlinePassed when `deadline` passes first. Cancels `work` then.
         """
@@ -61,7 +61,7 @@ class Arrivals:
             if ended.done():
                 raise ended.result()
             if not task.done():
-                raise DeadlinePassed("the deadline passed while the constraint was compiled")
+                raise DeadlinePassed("the deadline passed before the request was queued")
             return task.result()
         finally:
             task.cancel()

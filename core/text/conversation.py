@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Final
 
 from core.errors import InvalidRequest
@@ -68,8 +69,17 @@ def _turn(message: ChatMessage, field: str) -> dict[str, Any]:
         "reasoning_content": message.reasoning,
     }
     given = {name: value for name, value in more.items() if value}
-    content: Any = [_part(part) for part in message.parts] if message.parts else message.content
+    content: Any = list(map(_part, _joined(message.parts))) if message.parts else message.content
     return {"role": message.role, "content": content, **given}
+
+
+def _joined(parts: Sequence[str | bytes]) -> Iterator[str | bytes]:
+    """`parts` with adjacent texts as one: a special token that is spread over two would be found in none of them."""
+    for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
+        if is_text:
+            yield "".join(part for part in run if isinstance(part, str))
+        else:
+            yield from run
 
 
 def _part(part: str | bytes) -> dict[str, str]:

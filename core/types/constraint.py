@@ -13,6 +13,8 @@ from core.types.structural_tags import StructuralTags
 
 MAX_SCHEMA_CHARS = 65_536
 MAX_SCHEMA_DEPTH = 64
+_AROUND_TAGS = 4
+"""Levels that a list of tags adds to those of their schemas."""
 MAX_CALLS_CHARS = 131_072
 MAX_REGEX_CHARS = 8_192
 MAX_EBNF_CHARS = 65_536
@@ -76,14 +78,14 @@ def _schema(source: str) -> Iterator[str]:
         return
     if not isinstance(schema, dict):
         yield "must be a JSON object"
-    elif _deeper(schema, MAX_SCHEMA_DEPTH):
+    elif is_deeper(schema, MAX_SCHEMA_DEPTH):
         yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels"
 
 
 def _structural_tags(source: str) -> Iterator[str]:
     if len(source) > MAX_CALLS_CHARS:
         yield f"must have at most {MAX_CALLS_CHARS} characters"
-    elif _deeper(json.loads(source), MAX_SCHEMA_DEPTH):
+    elif is_deeper(json.loads(source), MAX_SCHEMA_DEPTH + _AROUND_TAGS):
         yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels"
     else:
         yield from StructuralTags.of_source(source).faults()
@@ -92,11 +94,11 @@ def _structural_tags(source: str) -> Iterator[str]:
 def _calls(source: str) -> Iterator[str]:
     if len(source) > MAX_CALLS_CHARS:
         yield f"must have at most {MAX_CALLS_CHARS} characters where calls of them are required"
-    elif _deeper(json.loads(source), MAX_SCHEMA_DEPTH):
+    elif is_deeper(json.loads(source), MAX_SCHEMA_DEPTH):
         yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels where calls of them are required"
 
 
-def _deeper(value: object, limit: int) -> bool:
+def is_deeper(value: object, limit: int) -> bool:
     """Whether lists and objects in `value` are nested more than `limit` deep; level by level, without recursion."""
     level = [value]
     for _ in range(limit):

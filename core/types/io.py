@@ -90,6 +90,11 @@ class GenerateRequest:
         )
 
     @property
+    def has_media(self) -> bool:
+        """Whether it has images or a sound, which take time to read."""
+        return self.audio is not None or bool(self.sent_images)
+
+    @property
     def offered_tools(self) -> tuple[str, ...]:
         """The tools that the model may call."""
         return () if self.tool_mode is ToolMode.NONE else self.chat_tools

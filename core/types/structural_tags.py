@@ -49,11 +49,13 @@ class StructuralTags:
         """
         told = json.loads(text)
         try:
+            if isinstance(told.get("format", told)["triggers"], str):
+                raise ValueError("has triggers that are no list")
             if "structures" in told:
                 tags = [StructuralTag(each["begin"], each["schema"], each["end"]) for each in told["structures"]]
                 return cls(tuple(tags), tuple(told["triggers"]))
             return cls._triggered(told["format"])
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"is no structural tag: {error} is missing or of a wrong type") from None
 
     @classmethod
@@ -92,10 +94,15 @@ class StructuralTags:
             yield f"must have texts of at most {MAX_TAG_CHARS} characters"
         elif not all(self.triggers):
             yield "must have no empty trigger"
+        elif place := next((i for i, each in enumerate(self.triggers) if not self._begins(each)), -1) + 1:
+            yield f"has triggers[{place - 1}], which begins no tag"
         elif place := next((i for i, tag in enumerate(self.tags) if len(self._triggers_of(tag)) != 1), -1) + 1:
             yield f"has tags[{place - 1}].begin, which must begin with one of the triggers, and with no other"
         elif not all(isinstance(tag.schema, dict) or tag.schema is True for tag in self.tags):
             yield "must have schemas that are JSON objects"
+
+    def _begins(self, trigger: str) -> bool:
+        return any(tag.begin.startswith(trigger) for tag in self.tags)
 
     def _triggers_of(self, tag: StructuralTag) -> list[str]:
         return [trigger for trigger in self.triggers if tag.begin.startswith(trigger)]

@@ -29,7 +29,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Sound
 `reasoning_content`, `tool_call_id`, and `tool_calls` as OpenAI's clients have them. For models that hear: a Sound."""
 
 
-DATA_URL = re.compile(r"data:image/[a-z]+;base64,")
+DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
 _TOOL_MODES = {"auto": pb.TOOL_MODE_AUTO, "none": pb.TOOL_MODE_NONE, "required": pb.TOOL_MODE_REQUIRED}
 
 

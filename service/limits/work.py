@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.types.chat import ChatMessage
 from core.types.io import EmbedRequest, GenerateRequest, Input, TextPair
 
 CHARS_PER_TOKEN = 4
@@ -11,6 +12,10 @@ CHARS_PER_TOKEN = 4
 
 TURN_TOKENS = 8
 """Estimate of the tokens that a chat template writes around one turn."""
+
+
+IMAGE_TOKENS = 256
+"""Estimate of the tokens that an image becomes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,13 @@ def _prompt(asked: GenerateRequest) -> int:
     if asked.token_ids is not None:
         return len(asked.token_ids)
     if asked.chat is not None:
-        return sum(_of_text(turn.content) + TURN_TOKENS for turn in asked.chat)
-    return _of_text(asked.text or "")
+        return sum(_of_turn(turn) + TURN_TOKENS for turn in asked.chat)
+    return _of_text(asked.text or "") + IMAGE_TOKENS * len(asked.images)
+
+
+def _of_turn(turn: ChatMessage) -> int:
+    texts = sum(_of_text(part) for part in turn.parts if isinstance(part, str))
+    return _of_text(turn.content) + texts + IMAGE_TOKENS * sum(isinstance(part, bytes) for part in turn.parts)
 
 
 def _of_input(given: Input) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from core.errors import FieldViolation, InvalidRequest
-from core.types.constraint import MAX_SCHEMA_CHARS, Constraint, ConstraintKind
+from core.types.constraint import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, Constraint, ConstraintKind, is_deeper
 from core.types.structural_tags import StructuralTag, StructuralTags
 from service.pb.slipstream.v1 import inference_pb2 as pb
 
@@ -46,7 +46,7 @@ def _tags(given: pb.StructuralTags) -> StructuralTags:
         try:
             tags.append(StructuralTag(tag.begin, _schema(tag.json_schema), tag.end))
         except (ValueError, RecursionError):
-            said = f"must be a JSON object of at most {MAX_SCHEMA_CHARS} characters"
+            said = f"must be a JSON object of at most {MAX_SCHEMA_CHARS} characters and {MAX_SCHEMA_DEPTH} levels"
             violations.append(FieldViolation(f"{_TAGS}[{place}].json_schema", said))
     if violations:
         raise InvalidRequest(violations)
@@ -59,6 +59,8 @@ def _schema(text: str) -> Any:
     found = json.loads(text) if text else True
     if not (isinstance(found, dict) or found is True):
         raise ValueError("no object")
+    if is_deeper(found, MAX_SCHEMA_DEPTH):
+        raise ValueError("too deep")
     return found
 
 

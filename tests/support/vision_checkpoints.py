@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ TEXT = {
 KINDS = ("gemma3", "qwen2_vl", "qwen2_5_vl")
 
 
-def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
-    """Write a checkpoint of one of KINDS to `directory` and return that."""
+def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, **changed: Any) -> Path:
+    """Write a checkpoint of one of KINDS to `directory` and return that. `changed`: entries of its configuration."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer_of_tests().save_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -52,6 +53,8 @@ def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
     model.save_pretrained(directory)
     images.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
     return directory
 
 

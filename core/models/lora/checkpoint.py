@@ -15,6 +15,7 @@ from core.errors import ModelLoadError
 from core.models.hf.mla import ABSORBED
 from core.models.lora.config import AdapterConfig, read_adapter_config
 from core.models.lora.packed import Adapter, Delta, pack
+from core.models.vision.families import TOWERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,6 +111,8 @@ def _wanted(config: AdapterConfig, base: PreTrainedModel) -> dict[str, torch.nn.
     for name, module in base.named_modules():
         if not name or not config.targets_module(name):
             continue
+        if not TOWERS.isdisjoint(name.split(".")):
+            raise ModelLoadError(f"target_modules names {name}, which sees images and no tokens, and is not adapted")
         if module is output:
             # It multiplies the sampled tokens alone, so places in T would name the wrong ones.
             if config.targets is not None:

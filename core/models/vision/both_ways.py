@@ -51,6 +51,8 @@ def _mask(first: int, length: int, low: int, window: int | None, device: torch.d
     """[length, keys]: 0 where a key is seen, else -inf."""
     queries = torch.arange(first, first + length, device=device)[:, None]
     keys = torch.arange(low, first + length, device=device)
-    seen = (keys <= queries) if window is None else (keys <= queries) & (queries - keys < window)
-    seen = seen | (keys >= first)
+    seen = (keys <= queries) | (keys >= first)
+    if window is not None:
+        # An image longer than the window does not see its own beginning from its end.
+        seen = seen & (queries - keys < window)
     return torch.zeros(seen.shape, device=device).masked_fill(~seen, -torch.inf)

@@ -11,6 +11,9 @@ import torch
 from core.types.image import ReadImage
 from core.types.vision_spec import VisionSpec
 
+TOWERS: Final = frozenset({"vision_tower", "visual", "multi_modal_projector"})
+"""Names of the parts of such models that see, and read no tokens."""
+
 
 class VisionFamily(Protocol):
     """One way to see. `config`: of the whole checkpoint, as `transformers` reads it."""

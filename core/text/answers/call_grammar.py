@@ -139,4 +139,7 @@ def _said_of(function: Any) -> tuple[str | None, Any]:
 
 
 def _is_of_objects(schema: Any) -> bool:
-    return isinstance(schema, dict) and (schema.get("type", "object") == "object" or "object" in schema["type"])
+    if not isinstance(schema, dict):
+        return False
+    types = schema.get("type", "object")
+    return "object" in (types if isinstance(types, list) else [types])

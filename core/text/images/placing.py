@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,11 +47,10 @@ class ImagePlacer:
         """
         if not images:
             return NO_IMAGES
-        runs = _runs(ids == self.spec.image_token)
-        if [end - start for start, end in runs] != [image.length for image in images]:
+        placed = _filled(_runs(ids == self.spec.image_token), images)
+        if placed is None:
             said = f"take runs of {[image.length for image in images]} image tokens, but the prompt has others"
             raise InvalidRequest.of(field, said)
-        placed = tuple(PlacedImage(start, image) for (start, _), image in zip(runs, images, strict=True))
         return PromptImages(placed, _places(len(ids), placed, self.spec.merge) if self.spec.places else None)
 
 
@@ -58,6 +58,18 @@ def _runs(where: np.ndarray) -> list[tuple[int, int]]:
     """(first, behind the last) of each run of True in `where`, bool[n]."""
     edges = np.flatnonzero(np.diff(where, prepend=False, append=False))
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+
+
+def _filled(runs: Sequence[tuple[int, int]], images: Sequence[ReadImage]) -> tuple[PlacedImage, ...] | None:
+    """`images` in their order in `runs`, of which each is filled by one or by several; None where they do not fit."""
+    left, found = deque(images), list[PlacedImage]()
+    for start, end in runs:
+        while left and start + left[0].length <= end:
+            found.append(PlacedImage(start, left[0]))
+            start += left.popleft().length
+        if start != end:
+            return None
+    return None if left else tuple(found)
 
 
 def _places(length: int, placed: Sequence[PlacedImage], merge: int) -> Ints:

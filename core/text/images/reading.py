@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
+import warnings
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from core.errors import InvalidRequest
@@ -14,6 +17,10 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP")
 MAX_PIXELS: Final = 1 << 25
 """33 million pixels take 100 MB as RGB."""
 MAX_SIDE: Final = 16_384
+MAX_SCANS: Final = 64
+"""Of a progressive JPEG: each goes over the whole image, and may take few bytes of the file. Cameras write a dozen."""
+_SCAN: Final = b"\xff\xda"
+"""Begins a scan. Within one, 0xff is followed by 0 or by a mark of its own."""
 
 
 def read_image(data: bytes, field: str) -> Image:
@@ -24,12 +31,17 @@ def read_image(data: bytes, field: str) -> Image:
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    # Bounded here, by each header; what Pillow warns of is written in files, and would fill the log.
+    Image.MAX_IMAGE_PIXELS = None
+    _hush()
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             width, height = opened.size
             if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
                 said = f"has {width} x {height} pixels, at most {MAX_PIXELS} and {MAX_SIDE} a side can be read"
                 raise InvalidRequest.of(field, said)
+            if opened.format == "JPEG" and data.count(_SCAN) > MAX_SCANS:
+                raise InvalidRequest.of(field, f"has more than {MAX_SCANS} scans; save it as a plain JPEG")
             return ImageOps.exif_transpose(opened).convert("RGB")
     except InvalidRequest:
         raise
@@ -37,3 +49,10 @@ def read_image(data: bytes, field: str) -> Image:
         raise InvalidRequest.of(field, f"is no image that can be read; send one of {', '.join(FORMATS)}") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error and more
         raise InvalidRequest.of(field, f"cannot be decoded: {type(error).__name__}") from error
+
+
+@cache
+def _hush() -> None:
+    """Once for the process, since filters of warnings are not a thread's own."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").setLevel(logging.ERROR)

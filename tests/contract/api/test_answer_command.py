@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from core.types.chat import AnswerKind, AnswerPart, ToolCall, ToolMode
 from core.types.io import Delta, GenerateRequest
 from service.cli.cli import cli
-from service.cli.commands.answers import AskedAnswer
+from service.cli.commands.answers import AskedAnswer, ShownParts
 from tests.contract.api.test_answers import checkpoint, tool
 from tests.support.fakes.fake_engine import FakeEngine, Step, finished, info_with
 from tests.support.servers import Serve
@@ -98,3 +98,13 @@ def test_options_that_say_nothing_together_are_refused(tmp_path: Path, args: lis
 def test_an_engine_here_is_asked_by_mode_or_name(choice: str, mode: ToolMode, name: str) -> None:
     asked = AskedAnswer((), choice, parsed=True)
     assert (asked.mode, asked.name) == (mode, name)
+
+
+def test_on_a_terminal_thoughts_are_dim_and_calls_bold() -> None:
+    parts = [("reasoning", "h", None), ("content", "y", None), ("tool_call", "", ToolCall("f", "{}"))]
+    assert ShownParts().text(parts) == "\x1b[2mh\x1b[0m\ny\n\x1b[1mf({})\x1b[0m"
+
+
+def test_tools_may_be_ruled_out_where_there_are_none() -> None:
+    options = {"tools": None, "tool_choice": "none", "parse_answer": False}
+    assert AskedAnswer.taken_from(options, chat=True).choice == "none"

@@ -9,9 +9,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from core.errors import InvalidRequest
 from core.types.sampling_params import SamplingParams
+from core.types.structural_tags import StructuralTags
 from service.client import CallFailed
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.wire import facts, generate
+from service.wire.constraint import read_constraint
 from tests.support.fakes.fake_engine import INFO, info_with
 from tests.support.servers import Serve
 
@@ -73,8 +75,22 @@ BAD: list[tuple[str, dict[str, Any], list[str]]] = [
             ("a number", "1"),
             ("null", "null"),
             ("depth", "[" * 100_000),
+            ("some depth", '{"a":' + "[" * 930 + "]" * 930 + "}"),
+            ("no great depth", '{"a":' + "[" * 64 + "]" * 64 + "}"),
             ("length", '{"a": "' + "x" * 70_000 + '"}'),
         )
+    ),
+    (
+        "parts beside a text, in the second turn",
+        {
+            "chat": pb.Chat(
+                messages=[
+                    pb.ChatMessage(role="user", content="a"),
+                    pb.ChatMessage(role="user", content="a", parts=[pb.ContentPart(text="b")]),
+                ]
+            )
+        },
+        ["chat.messages[1].content"],
     ),
     ("parts beside a text", shown("a", pb.ContentPart(text="b")), ["chat.messages[0].content"]),
     ("a part of nothing", shown("", pb.ContentPart(text="b"), pb.ContentPart()), ["chat.messages[0].parts[1]"]),
@@ -134,6 +150,16 @@ def test_chat_needs_a_template() -> None:
     with pytest.raises(InvalidRequest) as failed:
         generate.generate_request(request, info_with(has_chat_template=False), None)
     assert [each.field for each in failed.value.violations] == ["chat"]
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True), (True, True)])
+def test_flags_of_tags_are_read(flags: tuple[bool, bool]) -> None:
+    tags = tagged()["constraint"]
+    tags.structural_tags.at_least_one, tags.structural_tags.stop_after_first = flags
+    found = read_constraint(pb.GenerateRequest(text="a", constraint=tags))
+    assert found is not None
+    told = StructuralTags.of_source(found.source)
+    assert (told.at_least_one, told.stop_after_first) == flags and told.triggers == ("<f",)
 
 
 @pytest.mark.parametrize("library", ["", "xgrammar"])

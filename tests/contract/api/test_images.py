@@ -77,7 +77,7 @@ async def test_texts_ids_and_chats_with_images_say_what_transformers_says(
     text = f"hi {world.place} and {world.place}?"
     seen, talk = world.ids(text, (A, B)), world.chat("what is ", A, " and ", B, "?")
     content = [{"type": "text", "text": "what is "}, part(A), {"type": "text", "text": " and "}]
-    content += [{"type": "image", "data": B}, {"type": "text", "text": "?"}]
+    content += [part(B, "JPEG"), {"type": "text", "text": "?"}]
     async with served(world, config) as client:
         assert (await client.model_info()).takes_images
         (by_text,) = await client.complete(text, images=[A, B], **GREEDY)

@@ -161,6 +161,7 @@ NO_TAGS = [
         '{"format": 1}',
         '{"structures": [{}], "triggers": []}',
     ),
+    *(OLDER.replace('["<f="]', '"<f="'), NEWER.replace('["<f="]', '"<f="')),
     *('{"format": {"type": "any_text"}}', NEWER.replace("json_schema", "regex"), NEWER + " " * 200_000),
 ]
 MANY = {"logit_bias": dict.fromkeys(range(2000), 1.0)}

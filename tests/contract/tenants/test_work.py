@@ -34,6 +34,13 @@ def test_a_request_is_its_prompt_once_and_the_most_of_every_output() -> None:
     assert embedding(EmbedRequest(inputs=(TextPair("x" * 8, "y" * 9), "x"))) == Work(2, 6, 6)
 
 
+def test_parts_and_images_count() -> None:
+    few = SamplingParams(max_tokens=1)
+    parts = GenerateRequest(chat=(ChatMessage("user", "", parts=("x" * 40, b"png")),), sampling=few)
+    assert generating(parts, CONTEXT) == Work(1, 18 + 256, 19 + 256)
+    assert generating(GenerateRequest(text="x" * 4, images=(b"a", b"b"), sampling=few), CONTEXT) == Work(1, 513, 514)
+
+
 def budget(per_minute: float) -> tuple[TokenBudget, list[float]]:
     now = [0.0]
     return TokenBudget(per_minute, clock=lambda: now[0]), now

@@ -150,9 +150,16 @@ def test_a_thought_ends_with_its_first_mark(form: str, marked: bool) -> None:
         assert matcher.accept(token)
     assert EOS not in allowed(matcher, vocabulary)
     assert not matcher.fork().accept(served.encode("Y", add_special_tokens=False)[0])
+    newline, gap = served.encode("\n", add_special_tokens=False)[0], matcher.fork()
+    assert gap.accept(newline) and gap.accept(newline) and not gap.fork().accept(newline), "two breaks at most"
     begin = WRITINGS[form].before + WRITINGS[form].begin.replace("{name}", "look")
     for token in served.encode(begin + '{"who": "Ann", "far": 7', add_special_tokens=False):
         assert matcher.accept(token)
+
+
+def test_names_may_be_long_and_tools_flat() -> None:
+    for tools in ([tool("a" * 64, None)], [{"name": "a", "parameters": {}}], [tool("a", {"type": ["object", "null"]})]):
+        assert not forced_calls("hermes", tools, "", "").violations()
 
 
 @pytest.mark.parametrize("form", ["glm4", "qwen3-coder", "checkpoint", "think", "deepseek-dsml"])
@@ -173,6 +180,8 @@ def test_forms_without_json_are_refused_by_name(form: str) -> None:
         ([tool("a" * 65, None)], "", "chat.tools[0]"),
         ([tool("a", {"type": "string"})], "", "chat.tools[0]"),
         ([tool("a", {"type": ["string", "null"]})], "", "chat.tools[0]"),
+        *(([tool("a", {"type": odd})], "", "chat.tools[0]") for odd in (5, None, True, "objectionable", {"object": 1})),
+        ([{"function": {"name": 5}}], "", "chat.tools[0]"),
         ([{"function": {"name": "a", "parameters": []}}], "", "chat.tools[0]"),
         ([tool("a", {"description": "x" * 140_000})], "", "chat.tools"),
         ([tool("a", {"const": json.loads("[" * 65 + "]" * 65)})], "", "chat.tools"),

@@ -169,6 +169,7 @@ def tags(*begins: str, triggers: Any = ("<f",), schema: Any = True, end: str = "
         (tags("<f", "f"), "tags[1].begin"),
         (tags("<fg", triggers=["<f", "<fg"]), "tags[0].begin"),
         (tags("<f" + "x" * 1_023), "1024 characters"),
+        (tags("<f", triggers=["<f", "call"]), "triggers[1], which begins no tag"),
         (tags("<f", end=1), "1024 characters"),  # type: ignore[arg-type]
         (tags("<f", schema=False), "JSON objects"),
         (tags("<f", schema=[]), "JSON objects"),
@@ -179,6 +180,15 @@ def tags(*begins: str, triggers: Any = ("<f",), schema: Any = True, end: str = "
 def test_what_is_wrong_is_said_before_anything_is_compiled(told: StructuralTags, says: str) -> None:
     found = Constraint(ConstraintKind.STRUCTURAL_TAGS, told.source).violations()
     assert [each.field for each in found] == ["constraint.structural_tags"] and says in found[0].description
+
+
+def test_as_many_and_as_long_as_may_be() -> None:
+    for told in (
+        tags(*["<f"] * 128),
+        tags("<f" + "x" * 1_022),
+        tags("<f", schema={"a": json.loads("[" * 62 + "]" * 62)}),
+    ):
+        assert not Constraint(ConstraintKind.STRUCTURAL_TAGS, told.source).violations()
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import LoraConfig as PeftConfig
+from peft import get_peft_model
+from transformers import AutoModelForImageTextToText
 
 from core.config import (
     EngineConfig,
     ExecutorConfig,
+    LoraConfig,
     MemoryConfig,
     ModelConfig,
     SchedulerConfig,
@@ -130,3 +134,30 @@ def test_what_drafts_cannot_do_is_refused(oracle: ImageOracle) -> None:
         return
     with pytest.raises(StartupError, match="images move the positions"):
         build_engine(asked)
+
+
+@pytest.mark.parametrize("cache", ["radix", "none"])
+async def test_an_image_longer_than_the_window_and_the_chunk(tmp_path: Path, cache: str, seed: int) -> None:
+    """Its end does not see its beginning, and the pool of the windows has room for a chunk as long as it."""
+    rng = random.Random(seed)
+    directory = make_vision_checkpoint("gemma3", tmp_path / "long", mm_tokens_per_image=16)
+    oracle = ImageOracle(directory)
+    made = config(directory, 400, 4, prefix_cache=cache)
+    made = dataclasses.replace(made, memory=dataclasses.replace(made.memory, page_size=1, max_running_requests=1))
+    asked = [oracle.prompt(rng, 9, picture(5), 6, picture(6), 2), oracle.prompt(rng, 3, picture(7), 20)]
+    async with started(build_engine(made)) as engine:
+        for each in asked:
+            want = oracle.greedy(each, OUTPUT)
+            got, _ = await answer(engine, each)
+            assert want is None or got == want
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_of_the_vision_tower_is_refused(oracle: ImageOracle, tmp_path: Path) -> None:
+    """Its layers see no tokens of the step, so deltas of token places would go anywhere."""
+    targets = ["q_proj", "v_proj"] if oracle.kind == "gemma3" else "all-linear"
+    model = AutoModelForImageTextToText.from_pretrained(oracle.directory)
+    get_peft_model(model, PeftConfig(r=2, target_modules=targets)).save_pretrained(tmp_path / "adapter")
+    lora = LoraConfig(adapters=(("a", str(tmp_path / "adapter")),))
+    with pytest.raises(StartupError, match="sees images and no tokens"):
+        build_engine(dataclasses.replace(config(oracle.directory, 400, 64), lora=lora))

@@ -18,6 +18,7 @@ from core.types.request import Req
 from tests.proofs.equivalence.test_speculation import CPU, Seen, assert_same
 from tests.proofs.equivalence.test_speculation_recurrent import CONTEXT, Keeping, compare_model
 from tests.support.fakes.adversaries import always_right, always_wrong, like_a_coin
+from tests.support.tiles import same_bits
 
 KINDS = ("lfm2", "mamba2", "bamba", "falcon_h1", "mamba", "falcon_mamba", "qwen3_next", "jamba", "nemotron_h")
 SETTINGS = {
@@ -46,7 +47,8 @@ def same(reqs: Sequence[Req], plain: Sequence[Seen], drafted: Sequence[Seen]) ->
 def test_no_draft_and_no_cached_prefix_changes_a_bit(
     kind: str, dtype: str, setting: str, checkpoint_of: Callable[[str], Path], seed: int
 ) -> None:
-    config = ModelConfig(str(checkpoint_of(kind)), dtype=dtype, native="wait", context_length=CONTEXT)
+    path = str(checkpoint_of(kind))
+    config = ModelConfig(path, dtype=dtype, native="wait", context_length=CONTEXT, **same_bits(dtype))
     model = load_model(config, CPU)
     assert isinstance(model, UpgradingModel) and model.native
     drafter, found = compare_model(model, SETTINGS[setting], like_a_coin(seed), seed, same)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from core.engine import image_inputs
-from core.engine.image_inputs import ImageInputs
+from core.engine.image_inputs import ImageInputs, ImageLimits
 from core.errors import InvalidRequest, Overloaded
 from core.types.chat import ChatMessage
 from core.types.image import BLIND, MAX_IMAGES, NO_IMAGES, ReadImage
@@ -53,7 +55,7 @@ async def test_without_a_processor_images_are_refused() -> None:
     assert not blind.sees and await blind.read(GenerateRequest(text="a")) == ()
     with pytest.raises(InvalidRequest, match=BLIND):
         await blind.read(GenerateRequest(text="a", images=(b"x",)))
-    assert blind.expanded("a", ()) == "a" and blind.placed(np.array([1]), ()) is NO_IMAGES
+    assert blind.expanded("a", (), "images") == "a" and blind.placed(np.array([1]), (), "images") is NO_IMAGES
     blind.close()
 
 
@@ -75,3 +77,58 @@ async def test_pixels_of_live_requests_are_bounded_and_given_back(
     assert await fit(inputs, 1), "what was refused holds nothing"
     del kept
     assert await fit(inputs, 3)
+
+
+async def test_what_can_never_fit_is_the_fault_of_the_request(
+    inputs: ImageInputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_inputs, "HELD_BYTES", 4 * PIXELS)
+    with pytest.raises((InvalidRequest, Overloaded)) as refused:
+        await inputs.read(GenerateRequest(text="a", images=(b"x", b"y")))
+    assert isinstance(refused.value, InvalidRequest), "it is not told to come back"
+    assert refused.match(r"images\[1\].*more than can be served")
+    assert await fit(inputs, 1)
+
+
+@pytest.mark.parametrize(("limits", "field"), [((0, 9), "images[0]"), ((1, 2), "images[2]")])
+async def test_tokens_of_images_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], field: str
+) -> None:
+    monkeypatch.setattr(image_inputs, "read_image", lambda data, field: data)
+    inputs = ImageInputs(Sized(), object(), ImageLimits(*limits))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest) as refused:
+        await inputs.read(GenerateRequest(text="a", images=(b"x",) * 3))
+    assert [each.field for each in refused.value.violations] == [field]
+    inputs.close()
+
+
+class Slow(Sized):
+    """Notes whose image it reads, and waits to be let go."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        self.go = threading.Event()
+
+    def read(self, data: Any, field: str) -> ReadImage:
+        self.seen.append(data)
+        assert self.go.wait(20)
+        return super().read(data, field)
+
+
+async def test_callers_take_turns_and_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_inputs, "read_image", lambda data, field: data)
+    monkeypatch.setattr(image_inputs, "WAITING_BYTES", 5)
+    slow = Slow()
+    inputs = ImageInputs(slow, object())  # type: ignore[arg-type]
+    asked = [GenerateRequest(text="a", images=(b"a",), tenant="a") for _ in range(3)]
+    asked.append(GenerateRequest(text="a", images=(b"b",), tenant="b"))
+    reading = [asyncio.ensure_future(inputs.read(each)) for each in asked]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="wait to be read"):
+        await inputs.read(GenerateRequest(text="a", images=(b"cc",)))
+    slow.go.set()
+    found = await asyncio.gather(*reading)
+    assert slow.seen.index(b"b") <= 2, "the other caller's is not the last"
+    assert all("keys" in vars(image) for images in found for image in images), "hashed where it was read"
+    assert len(await inputs.read(GenerateRequest(text="a", images=(b"long one",)))) == 1, "alone it may be any"
+    inputs.close()

@@ -14,6 +14,7 @@ from core.config import ModelConfig
 from core.models.loader import load_model
 from core.models.native.family import UpgradingModel
 from tests.support.fakes.paged_steps import Part
+from tests.support.tiles import same_bits
 from tests.unit.core.models.reference import PackedRun, PlainModel
 
 pytestmark = pytest.mark.usefixtures("native_code")
@@ -68,10 +69,10 @@ def steps(rows: dict[int, list[int]]) -> list[tuple[list[Part], int]]:
 
 
 def logits(
-    path: Path, threads: int, dtype: str = "float32", quantization: str = "none", native: str = "wait"
+    path: Path, threads: int, dtype: str = "float32", quantization: str = "none", native: str = "wait", **more: Any
 ) -> list[torch.Tensor]:
     """By step, of the last token of every part; native code, unless it is off, with so many threads."""
-    config = ModelConfig(str(path), dtype=dtype, native=native, quantization=quantization)
+    config = ModelConfig(str(path), dtype=dtype, native=native, quantization=quantization, **more)
     # Of torch's own threads there stays one: beside other tests it would wait 3 ms for the second in each product.
     with patch("torch.get_num_threads", return_value=threads):
         model = load_model(config, CPU)
@@ -132,7 +133,7 @@ def test_panels_are_read_to_their_end(shaped: Callable[..., Path], quantization:
 def test_threads_do_not_change_a_bit(shaped: Callable[..., Path], dtype: str, quantization: str) -> None:
     """More threads than cores, so that they are taken off their cores within a phase, and again and again."""
     path = shaped()
-    alone = logits(path, 1, dtype, quantization)
+    alone, more = logits(path, 1, dtype, quantization, **same_bits(dtype)), same_bits(dtype)
     for _ in range(5):
-        for one, other in zip(alone, logits(path, 5, dtype, quantization), strict=True):
+        for one, other in zip(alone, logits(path, 5, dtype, quantization, **more), strict=True):
             assert torch.equal(one, other)

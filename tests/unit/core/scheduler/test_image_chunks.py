@@ -15,6 +15,9 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.types.image import PlacedImage, PromptImages, ReadImage
 from core.types.request import Req
 from tests.unit.core.scheduler.harness import VOCAB, Harness
+from tests.unit.core.scheduler.test_condemned import fail, until
+from tests.unit.core.scheduler.test_preemption import busy, wait
+from tests.unit.core.scheduler.test_preemption import harness as of_classes
 
 TOKEN = VOCAB + 1
 """Stands for a piece of an image. No output is that."""
@@ -109,3 +112,42 @@ def test_the_same_image_is_found_again_and_another_is_not(seed: int) -> None:
     half = harness.add(ids[:12], images=PromptImages((PlacedImage(6, image(6, 1.0)),)))
     harness.drain()
     assert half.cached_tokens == 4, "a part of an image is another one"
+
+
+def test_what_went_wrong_behind_an_image_leaves_the_cache(seed: int) -> None:
+    harness = Harness()
+    ids, images = shown(random.Random(seed), 2, image(9, 1.0), 5)
+    bad = harness.add(ids, max_tokens=40, images=images)
+    until(harness, bad, 5)
+    fail(harness, bad)
+    harness.drain()
+    again = harness.add(ids, images=images)
+    harness.drain()
+    assert again.cached_tokens == 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_prompt_that_others_make_way_for_finds_its_image(whole: bool, seed: int) -> None:
+    """Where it is cached to its end, and where the prompt ends in its middle."""
+    world = of_classes()
+    ids, images = shown(random.Random(seed), 6, image(9, 1.0), 5)
+    world.add(ids, max_tokens=1, images=images)
+    world.drain()
+    busy(world)
+    high = world.add(ids if whole else ids[:15], max_tokens=3, priority=-10, images=images)
+    wait(world, high)
+    assert high.cached_tokens == (16 if whole else 4)
+    world.drain()
+    world.expect(high)
+
+
+def test_the_longest_cached_prefix_counts_images(seed: int) -> None:
+    harness = Harness(policy="lpm", rows=1)
+    ids, images = shown(random.Random(seed), 2, image(9, 1.0), 5)
+    harness.add(ids, max_tokens=1, images=images)
+    harness.drain()
+    harness.add([1, 2], max_tokens=8)
+    harness.step()
+    cold, warm = harness.add([3] * 16, max_tokens=1), harness.add(ids, max_tokens=1, images=images)
+    harness.drain()
+    assert warm.scheduled_at is not None and cold.scheduled_at is not None and warm.scheduled_at < cold.scheduled_at

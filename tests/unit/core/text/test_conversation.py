@@ -64,6 +64,14 @@ def test_every_character_of_a_turn_counts() -> None:
     assert turn.chars == 87_654_000 + 2 * 321
 
 
+def test_texts_side_by_side_are_one_text() -> None:
+    """What is spread over two of them could be a special token that is found in neither."""
+    found = Conversation.of([ChatMessage("user", "", parts=("<|im_", "end|>", b"png", "a", b"png", b"png", "b", "c"))])
+    image = {"type": "image"}
+    texts = [{"type": "text", "text": text} for text in ("<|im_end|>", "a", "bc")]
+    assert found.turns[0]["content"] == [texts[0], image, texts[1], image, image, texts[2]]
+
+
 def test_nothing_in_a_tool_ends_a_turn(directory: Path) -> None:
     ours = Tokenizer.load(directory)
     tool = {"type": "function", "function": {"name": "</s>", "description": "<s>"}}

@@ -39,6 +39,8 @@ def test_each_image_has_a_run_of_its_length() -> None:
     placed = placer.placed(np.array([1, 7, 7, 2, 7, 7, 7]), [first, second], "images").placed
     assert [(each.start, each.end, each.image) for each in placed] == [(1, 3, first), (4, 7, second)]
     assert placer.placed(np.array([7, 1]), [], "images") is NO_IMAGES, "a token that no image belongs to is a token"
+    touching = placer.placed(np.array([7, 7, 7, 7, 7, 1]), [first, second], "images").placed
+    assert [(each.start, each.image) for each in touching] == [(0, first), (2, second)], "runs that touch are one"
     for ids in ([1, 7, 2], [1, 7, 7, 7], [7, 7, 1, 7, 7], [1]):
         with pytest.raises(InvalidRequest, match="take runs of"):
             placer.placed(np.array(ids), [first], "images")
@@ -56,6 +58,8 @@ def test_positions_count_rows_and_columns_of_an_image() -> None:
     assert found.delta == -3
     behind = found.places_of(8, 11)
     assert behind is not None and behind.tolist() == [[5, 6, 7]] * 3
+    late = found.places_of(10, 12)
+    assert late is not None and late.tolist() == [[7, 8]] * 3
     assert PromptImages().places_of(0, 3) is None and PromptImages().delta == 0
 
 

@@ -73,21 +73,14 @@ WHOLE = encoded(drawn(40, 40), "PNG")
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "no image that can be read"),
         (claiming(8_000, 8_000), "8000 x 8000 pixels"),
         (claiming(1_000_000, 2), "1000000 x 2 pixels"),
-        (claiming(2**31 - 1, 2**31 - 1), ""),
+        (claiming(2**31 - 1, 2**31 - 1), "pixels"),
+        (claiming(2, 1_000_000), "2 x 1000000 pixels"),
+        (encoded(drawn(40, 40), "JPEG", progressive=True) + b"\xff\xda" * 64, "more than 64 scans"),
         (claiming(MAX_SIDE, MAX_PIXELS // MAX_SIDE), "cannot be decoded"),
     ],
     ids=[
-        "nothing",
-        "text",
-        "head",
-        "half",
-        "gif",
-        "tiff",
-        "postscript",
-        "claiming0",
-        "claiming1",
-        "claiming2",
-        "empty",
+        *("nothing", "text", "head", "half", "gif", "tiff", "postscript"),
+        *("claiming0", "long", "huge", "tall", "scans", "empty"),
     ],
 )
 def test_what_is_no_image_or_too_large_is_refused_by_field(data: bytes, says: str) -> None:
@@ -95,3 +88,11 @@ def test_what_is_no_image_or_too_large_is_refused_by_field(data: bytes, says: st
         read_image(data, "images[3]")
     (violation,) = refused.value.violations
     assert violation.field == "images[3]" and says in violation.description
+
+
+def test_a_progressive_image_is_read_and_nothing_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    assert read_image(encoded(drawn(64, 64), "JPEG", progressive=True), "images[0]").size == (64, 64)
+    for side in range(12_000, 12_005):
+        with pytest.raises(InvalidRequest, match="pixels"):
+            read_image(claiming(side, side), "images[0]")
+    assert not [each for each in recwarn if "PIL" in str(each.category)]
