@@ -179,7 +179,7 @@ def a_long_input_has_company(patch: Patch) -> None:
 
 def _fill_without_looking(self: PrefillAdder, budget: int, now: float, only: object = None) -> list[Segment]:
     """Of production, without the look at the length."""
-    segments = [self._chunk(row, budget) for row in self._running.prefilling().tolist()[:1]]
+    segments = [self._chunk(row, budget, None) for row in self._running.prefilling().tolist()[:1]]
     budget -= sum(chunk.cost for chunk in segments)
     while budget > 0:
         tenant = next((each for each in self._shares if each.waits), None)
@@ -187,7 +187,7 @@ def _fill_without_looking(self: PrefillAdder, budget: int, now: float, only: obj
         if req is None or not self._lifecycle.admit(req, self._reserve_pages(req), now):
             break
         self._offered[req.row] = 0
-        segments.append(self._chunk(req.row, max(1, budget - req.encoder_len), req.encoder_ids))
+        segments.append(self._chunk(req.row, max(1, budget - req.encoder_len), req))
         budget -= segments[-1].cost
     return segments
 

@@ -108,7 +108,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "call = self._calls.pop(number, None)\n",
         "call = self._calls.get(number)\n",
         ("books:calls",),
-        7,
+        17,
     ),
     ShellMutant(
         "stream-known-before-its-reply",
@@ -212,7 +212,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "        if not incarnation and request_id in self._reused:\n",
         "        if False:\n",
         ("tokens", "illegal_error", "started"),
-        106084,
+        108891,
     ),
     ShellMutant(
         "hold-released-with-the-reader-only",
