@@ -12,6 +12,7 @@ import torch
 
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ForwardMode, InputStaging, ScheduleBatch
+from core.batch.vision_batch import VisionBatch
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams
@@ -257,6 +258,17 @@ def test_what_is_not_a_captured_decode_step_runs_eagerly() -> None:
         world.batch([*range(1, ROWS + 1), 1]),
     ]
     assert not any(graphs.takes(batch) for batch in refused)
+
+
+def test_rows_behind_images_run_eagerly() -> None:
+    """A graph has their usual positions."""
+    world = World()
+    world.start([1, 2], [3, 4], 5)
+    before = world.model.calls
+    world.step([1, 2])
+    assert world.model.calls == before, "it was replayed"
+    world.step([1, 2], vision=VisionBatch((), None, np.array([0, -3])))
+    assert world.model.calls == before + 1
 
 
 def test_the_inputs_of_a_new_page_and_a_new_owner_come_with_the_step() -> None:
