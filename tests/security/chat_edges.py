@@ -42,7 +42,7 @@ def chats() -> Iterator[Edge]:
     yield asked("a number without end", "chat.template_arguments", template_arguments='{"a": ' + "9" * 5000 + "}")
     yield asked("a call without a name", f"{CALLS}[0].name", turn={"tool_calls": [pb.ToolCall()]})
     yield asked("a call without arguments", turn={"tool_calls": [call("")]})
-    for depth in (65, 900, 990, 100_000):
+    for depth in (65, 900, 990, 10_000):
         nested = '{"a":' + "[" * depth + "]" * depth + "}"
         yield asked(f"arguments {depth} deep", f"{CALLS}[0].arguments", turn={"tool_calls": [call(nested)]})
     for count in (1, 16, 17, 200_000):
@@ -56,7 +56,7 @@ def chats() -> Iterator[Edge]:
     for language, task in (("", 0), ("en", 1), ("x" * 100_000, 2), ("en", -1)):
         audio = pb.Audio(data=b"RIFF" * 1_000, language=language, task=task)  # type: ignore[arg-type]
         yield generate(f"a sound in {language[:9]!r} to do {task}", "audio", audio=audio, **short())
-    yield asked("many calls", "chat.messages", turn={"tool_calls": [call()] * 300_000})
+    yield asked("many calls", "chat.messages", turn={"tool_calls": [call()] * 100_000})
 
 
 def call(arguments: str = '{"far": 3}') -> pb.ToolCall:

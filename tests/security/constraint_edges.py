@@ -30,8 +30,8 @@ def constraints() -> Iterator[Edge]:
     for text in ("(", "[", "*", "a{2,1}", "\\", "(?=a)", "(a)\\1"):
         yield constrained(f"the regex {text!r}", "regex" if LIBRARY else None, regex=text)
     for count, fits in ((0, False), (1, True), (128, True), (129, False), (100_000, False)):
-        tag = pb.StructuralTag(begin="<f", json_schema="{}", end=">")
-        tags = pb.StructuralTags(tags=[tag] * count, triggers=["<f"], at_least_one=True, stop_after_first=True)
+        each = [pb.StructuralTag(begin=f"<f{place}=", json_schema="{}", end=">") for place in range(count)]
+        tags = pb.StructuralTags(tags=each, triggers=["<f"], at_least_one=True, stop_after_first=True)
         yield constrained(f"{count} tags", None if fits else "structural_tags", structural_tags=tags)
     for text in ("", "x", "1", "[]", "null", "{", '"a"', "NaN", "[" * 100_000, '{"type": "nothing"}', '{"not": 5}'):
         served = not LIBRARY and text.startswith('{"')

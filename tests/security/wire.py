@@ -78,6 +78,8 @@ class Fuzzer:
             FieldDescriptor.CPPTYPE_STRING: STRINGS,
             FieldDescriptor.CPPTYPE_ENUM: ENUMS,
         }
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            return self.random.choice(STRINGS).encode()
         # Half of the numbers near zero, where most ranges are, so that requests are not all refused for one field.
         if (
             field.cpp_type in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)

@@ -52,8 +52,9 @@ class KeptServer:
 
 def small_engine(step_seconds: float = 0.002) -> BuiltEngine:
     """The production engine over the emulated device, with the bundled tokenizer."""
-    tokenizer = Tokenizer.load(str(bundled_model_dir()))
-    return emulated_engine(tokenizer, step_seconds=step_seconds, rows=64, context=8192, max_total_tokens=64 * 1024)
+    directory = str(bundled_model_dir())
+    tokenizer, room = Tokenizer.load(directory), {"context": 8192, "max_total_tokens": 64 * 1024}
+    return emulated_engine(tokenizer, step_seconds=step_seconds, rows=64, directory=directory, **room)
 
 
 @asynccontextmanager

@@ -11,10 +11,15 @@ from core.text.tokenizer import Tokenizer
 from service.bench.emulated import EmulatedModel, EmulatedStreams, Timeline
 
 
-def emulated_config(*, rows: int = 256, overlap: bool = True, **memory: Any) -> EngineConfig:
-    """Roomy limits and trapping checks; `memory` are fields of `MemoryConfig`."""
+def emulated_config(
+    *, rows: int = 256, overlap: bool = True, directory: str = "emulated", **memory: Any
+) -> EngineConfig:
+    """Roomy limits and trapping checks; `memory` are fields of `MemoryConfig`.
+
+    Gateways are given the files of a `directory` that exists.
+    """
     return EngineConfig(
-        model=ModelConfig("emulated"),
+        model=ModelConfig(directory, served_name="emulated"),
         memory=MemoryConfig(max_running_requests=rows, **{"max_total_tokens": rows * 64, **memory}),
         scheduler=SchedulerConfig(chunked_prefill_size=1024, max_queued_requests=100_000),
         executor=ExecutorConfig(device="cpu", overlap=overlap, assert_mode="trap"),
