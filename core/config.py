@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from core.disagg_config import DisaggConfig as DisaggConfig
 from core.errors import ConfigError
 from core.machine import usable_cpus
 from core.model_config import ModelConfig as ModelConfig
@@ -56,16 +57,23 @@ class MemoryConfig:
     host_cache_bytes: int = setting(
         0,
         "Memory",
-        "Bytes of host memory for keys and values of retracted requests, which then go on without a prefill. Unused for"
-        " models with recurrent states, window pools or encoders, and with speculation.",
+        "Bytes of host memory for keys and values: of prefixes that the device gives up, and of retracted requests,"
+        " which then go on without a prefill (not with speculation). Of models with recurrent states or window pools"
+        " the latter alone; unused for encoders.",
         low=0,
     )
+    host_cache_chunk: int = setting(
+        256, "Memory", "Tokens of the pieces in which prefixes are kept there; a shorter rest is not kept.", low=1
+    )
+    """Rounded up to pages."""
     sliding_window_pool: bool = setting(
         True, "Memory", "Hold sliding-window layers in a pool of their own that frees what left the window."
     )
     max_window_tokens: int | None = setting(
         None, "Memory", "Tokens that this pool holds; unset: sized from requests and the memory at hand.", low=1
     )
+    machine_share: float = 1.0
+    """Share of the machine's free memory that this engine counts on; less than 1 beside other engines on a CPU."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -278,6 +286,7 @@ class EngineConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    disagg: DisaggConfig = field(default_factory=DisaggConfig)
     seed: int | None = setting(None, "Scheduling", "Seed for requests that give none; unset: random.", low=0)
     max_pending_tokens: int = setting(8192, "Limits", "Most unread tokens of one stream.", low=1)
 

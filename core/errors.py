@@ -100,7 +100,7 @@ class RequestAborted(SlipstreamError):
 
 
 class EngineDead(SlipstreamError):
-    """The forward pass failed or hung; the process is about to exit and every stream ends with this."""
+    """The forward pass failed or hung, and the engine's process ends: every stream of that engine ends with this."""
 
     reason = "ENGINE_DEAD"
 
@@ -115,6 +115,12 @@ class Paused(SlipstreamError):
     """The engine is paused and turns requests away; it ended those it had. Another replica may take them."""
 
     reason = "PAUSED"
+
+
+class KeysLost(SlipstreamError):
+    """Keys that another engine has computed did not arrive, and nothing is computed again here."""
+
+    reason = "KV_TRANSFER_FAILED"
 
 
 class Asleep(SlipstreamError):

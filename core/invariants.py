@@ -21,6 +21,7 @@ HOST_CHECKS: tuple[str, ...] = (
     "page_conservation",
     "row_conservation",
     "lease_conservation",
+    "host_copy_room",
     "state_slot_double_free",
     "state_slot_conservation",
     "state_snapshot_present",

@@ -75,6 +75,12 @@ class ModelConfig:
         choices=QUANTIZED_WEIGHTS,
     )
     """`compressed` keeps them packed and has every call unpack them; `dense` unpacks them at load."""
+    tensor_parallel: int = setting(
+        1,
+        "Model",
+        "Processes that share the weights, keys and values of each layer, on as many devices; started with this one.",
+        low=1,
+    )
     native: str = setting(
         "auto",
         "Model",

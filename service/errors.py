@@ -6,7 +6,7 @@ from core.errors import SlipstreamError
 
 
 class NotReady(SlipstreamError):
-    """The server listens but its model is still being loaded."""
+    """The server listens but has no engine that serves: its model is being loaded, or lost engines start again."""
 
     reason = "STARTING"
 

@@ -9,6 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from core.engine.api import EmbedCall, EngineState
 from core.engine.control import EngineControl
@@ -18,6 +19,8 @@ from core.engine.labelling import TokenLabelCall
 from core.engine.off_loop import in_daemon_thread
 from core.engine.pending_admissions import Arrivals
 from core.engine.prefixes import CachedPrefixes
+from core.engine.ranks import stop_all
+from core.engine.request_reader import RequestReader
 from core.engine.streams.open_streams import LiveStreams
 from core.engine.streams.output_processor import OutputProcessor
 from core.engine.streams.pending_output import pending_outputs
@@ -53,20 +56,19 @@ class AsyncEngine:
     """The `Engine` of `core.engine.api`, in this process. `BuiltEngine.start` makes it; it is READY at once."""
 
     def __init__(self, built: EngineParts) -> None:
-        self._config = built.config
-        self._inputs, self._embeddings = built.inputs, built.embeddings
-        self._adapters, self._grammars = built.adapters, built.grammars
+        self._config, self._inputs, self._embeddings = built.config, built.inputs, built.embeddings
+        self._adapters, self._grammars, self._disagg = built.adapters, built.grammars, built.disagg
         self.model_info, self.lanes = built.model_info, built.lanes
         self._live: dict[str, TokenStream] = {}
         self.open_streams = LiveStreams(self._live, built.adapters.table)
-        self._arriving = Arrivals()
-        self._turnstile = Turnstile()
-        self._wakeup = Wakeup()
+        self._arriving, self._turnstile, self._wakeup = Arrivals(), Turnstile(), Wakeup()
         self._dead: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._empty = asyncio.Event()
         self._empty.set()
         self._executor = executor = built.new_executor(self._wakeup.set_threadsafe)
+        self._watchdog = Watchdog(built.config.executor.hang_timeout, time.monotonic(), built.ranks)
         self._scheduler = built.new_scheduler(self._executor, self._emit)
+        self._reader = RequestReader(self._inputs, self._grammars, self._arriving, self._disagg)
         self._outputs = OutputProcessor(
             self._scheduler.intake,
             self._wakeup.set,
@@ -74,10 +76,12 @@ class AsyncEngine:
             self._stream_closed,
             self._inputs.failures,
             lambda: self.control.version,
+            self._disagg.handed,
         )
         self.control = EngineControl(
             *(built.config.model, self, self._scheduler, executor, built.renewal, built.adapters, self._wakeup.set)
         )
+        self._disagg.attach(self._wakeup.set_threadsafe, self._scheduler, lambda: self.control.version)
         self._refusal: SlipstreamError | None = None
         """Why new requests are turned away, while the engine is READY and does."""
         self.prefixes = CachedPrefixes(self._scheduler, self._adapters.table, self.refuse_unless_ready)
@@ -98,7 +102,8 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """The newest snapshot; readable from any thread."""
         stats = self._grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
-        return dataclasses.replace(self.control.add_stats(stats), text_failures=self._inputs.failures.count)
+        stats = self._disagg.add_stats(self.control.add_stats(stats))
+        return dataclasses.replace(stats, text_failures=self._inputs.failures.count)
 
     @property
     def live_requests(self) -> int:
@@ -115,21 +120,11 @@ class AsyncEngine:
         if not self.model_info.generates:
             raise Unsupported("the served model puts out no text: it embeds or judges (see GetModelInfo)")
         # Before the room in the queue: a request that can never be served must not be told to come back later.
-        self._inputs.refuse_out_of_range(request.sampling)
-        self._inputs.refuse_unconstrainable(request)
-        self._inputs.adapters.slot(request.adapter)
+        self._reader.refuse_unservable(request)
         request_id, readers = request.request_id or uuid.uuid4().hex, list[AnswerReader]()
 
         async def sequences(now: float) -> list[Req]:
-            read = self._inputs.prompt(request)
-            waits = request.has_media
-            prompt, media = await (self._arriving.wait(request_id, read, request.deadline) if waits else read)
-            grammar, constraint = None, await self._inputs.answering.constraint(request, prompt)
-            if constraint is not None:
-                compiling = self._grammars.grammar(constraint, request.tenant)
-                grammar = await self._arriving.wait(request_id, compiling, request.deadline)
-            readers.extend(await self._inputs.answering.readers(request, prompt))
-            return self._inputs.sequences(request, request_id, uuid.uuid4().hex, prompt, now, grammar, media)
+            return await self._reader.sequences(request, request_id, now, readers)
 
         return await self._open(request, request_id, sequences, readers)
 
@@ -157,14 +152,19 @@ class AsyncEngine:
         """Queue the sequences that `sequences(now)` makes of `request`; it may work a while, and fill `readers`."""
         if request_id in self._live or request_id in self._arriving:
             raise DuplicateRequest("a live request has this request_id")
-        with self._arriving.entered(request_id):
-            now = time.monotonic()
-            self._refuse_if_late_or_full(request, now)
-            reqs = await sequences(now)
-        # Asked again: time has passed, so the engine may drain by now, or the queue may be full.
-        self.refuse_unless_ready()
-        self._refuse_if_late_or_full(request, time.monotonic())
-        return self._enter(request, request_id, reqs, readers)
+        reqs = list[Req]()
+        try:
+            with self._arriving.entered(request_id):
+                now = time.monotonic()
+                self._refuse_if_late_or_full(request, now)
+                reqs = await sequences(now)
+            # Asked again: time has passed, so the engine may drain by now, or the queue may be full.
+            self.refuse_unless_ready()
+            self._refuse_if_late_or_full(request, time.monotonic())
+            return self._enter(request, request_id, reqs, readers)
+        except BaseException:
+            self._disagg.drop(reqs)
+            raise
 
     def abort(self, request_id: str) -> bool:
         """End the request as CANCELLED if it is live or on its way to the queue; returns whether it was."""
@@ -204,6 +204,7 @@ class AsyncEngine:
             # What is paused or asleep ends nothing by itself.
             async with asyncio.timeout(timeout if self.control.activity is Activity.SERVING else 0):
                 await self._empty.wait()
+                await self._disagg.given()
         left = list(self._live.values())
         for stream in left:
             self._end_stream(stream, error=Draining("the server is shutting down"))
@@ -227,9 +228,9 @@ class AsyncEngine:
         self._inputs.close()
         self._adapters.close()
         await self._grammars.close()
+        stopping = partial(stop_all, self._executor, self._watchdog.ranks, self._disagg, dead=was_dead)
+        await in_daemon_thread(stopping, "slipstream-stop")
         if not was_dead:
-            # A dead engine's thread may hang for ever; it is a daemon and ends with the process.
-            await in_daemon_thread(self._executor.stop, "slipstream-stop")
             self._wakeup.close()
 
     async def wait_dead(self) -> BaseException:
@@ -314,13 +315,12 @@ class AsyncEngine:
 
     async def _watch(self) -> None:
         """Every `PERIOD`: end the engine if a step hangs, and wake its loop, in case a wake-up got lost."""
-        watchdog = Watchdog(self._config.executor.hang_timeout, time.monotonic())
         while self._state is not EngineState.DEAD:
             await asyncio.sleep(PERIOD)
             if self._executor.in_flight:
                 self._wakeup.set()
-            if watchdog.hangs(time.monotonic(), self._scheduler.stats.step, self._executor.in_flight):
-                self.die(TimeoutError(f"no step finished for {watchdog.waited:.0f} s"))
+            if self._watchdog.hangs(time.monotonic(), self._scheduler.stats.step, self._executor.in_flight):
+                self.die(TimeoutError(f"no step finished for {self._watchdog.waited:.0f} s"))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """End the engine when one of its tasks has ended, by a panic or otherwise: else every stream would hang."""
@@ -335,8 +335,8 @@ class AsyncEngine:
             return
         log.critical("the engine died: %s: %s", type(cause).__name__, cause, exc_info=cause)
         self._state = EngineState.DEAD
-        self._fail_streams(EngineDead("the engine failed; this server is going away"))
-        self.control.still.close(EngineDead("the engine failed; this server is going away"))
+        for end in (self._fail_streams, self.control.still.close, self._disagg.abandon):
+            end(EngineDead("the engine failed; this server is going away"))
         if not self._dead.done():
             self._dead.set_result(cause)
         # A last snapshot for the metrics. It comes last, because what it reads may be what is broken.

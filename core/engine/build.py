@@ -17,10 +17,12 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
+from core.distributed.leader import LeadingRunner
 from core.engine.audio_inputs import AudioInputs
-from core.engine.build_pools import Pools, build_pools
+from core.engine.build_pools import Pools, build_arena, build_pools
 from core.engine.built_engine import BuiltEngine
 from core.engine.determinism import prove_deterministic, settled
+from core.engine.disagg import Disagg, facts_of, with_host_memory
 from core.engine.embedding_inputs import EmbeddingInputs
 from core.engine.encoder_input import encoder_input
 from core.engine.engine_parts import StepExecutor
@@ -30,6 +32,7 @@ from core.engine.input_processor import InputProcessor
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
 from core.engine.math_threads import use_threads
+from core.engine.ranks import Ranks, open_ranks
 from core.engine.renewal import Loaded, Renewal, keeps_modules
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_size import device_bytes, sized
@@ -43,9 +46,7 @@ from core.executor.interface import Executor, HostCopies
 from core.executor.mixed_graphs import chunk_tokens
 from core.executor.step import StepRunner
 from core.lanes import LaneRecorder
-from core.memory.host_arena import HostArena
-from core.memory.host_tier import HostTier
-from core.memory.kv_pool import KVPool
+from core.memory.kv_format import KVFormat
 from core.models.attention_proof import prove_attention, prove_codes
 from core.models.base import LabelHead, Model, ModelSpec
 from core.models.loader import load_head, load_model
@@ -56,7 +57,7 @@ from core.sampling.grammar.registry import choose
 from core.sampling.grammar.vocabulary import Vocabulary
 from core.sampling.registry import build_sampler
 from core.scheduler.draft_depth import AdaptiveDepth
-from core.scheduler.rejoining import Rejoining
+from core.scheduler.host_cache import HostCache
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.answers.answer_form import answer_form
 from core.text.audio.listener import Listener
@@ -78,15 +79,21 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     Blocks for as long as the weights take; `progress(stage, fraction)` is called along the way. Raises StartupError.
     """
     device = resolve_device(config.executor.device)
-    config = settled(config, device)
+    config = with_host_memory(settled(config, device))
     use_threads(config)
     tokenizer = Tokenizer.load(config.model.path)
     if tokenizer.chats is not None:
         tokenizer.chats.start()
-    # The native decoder has no module tree.
-    model = load_model(config.model, device, progress, keeps_modules=keeps_modules(config))
-    head = load_head(config.model, model, device)
-    return assemble(config, model, tokenizer, DeviceStreams(device), head=head)
+    ranks = open_ranks(config, device)
+    try:
+        # The native decoder has no module tree.
+        model = load_model(config.model, device, progress, keeps_modules=keeps_modules(config))
+        head = load_head(config.model, model, device)
+        return assemble(config, model, tokenizer, DeviceStreams(device), head=head, ranks=ranks)
+    except BaseException:
+        if ranks is not None:
+            ranks.kill()
+        raise
 
 
 def assemble(
@@ -96,29 +103,29 @@ def assemble(
     streams: DeviceStreams,
     speculation: Speculation | None = None,
     head: LabelHead | None = None,
+    ranks: Ranks | None = None,
 ) -> BuiltEngine:
     """An engine around a model that is loaded already. Benchmarks and tests bring an emulated one.
 
-    `speculation`: instead of what the configuration says. `head`: of a checkpoint that judges. Raises StartupError when
-    the pools do not fit into memory, the attention that will serve gives other logits than PyTorch's or treats codes
-    otherwise than their format, an adapter cannot be loaded, or drafts or a cache are asked for that cannot be.
+    `speculation`: instead of what the configuration says. `head`: of a checkpoint that judges. `ranks`: the processes
+    that share the model with this one. Raises StartupError when pools do not fit into memory, the attention that will
+    serve gives other logits than PyTorch's or treats codes in another way, or what is asked for cannot be.
     """
-    config = settled(config, streams.device)
+    config = with_host_memory(settled(config, streams.device))
     config = dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(streams.device)))
     spec, method = model.spec, config.speculation.method if speculation is None else "ngram"
     way = way_of(streams.device) if speculation is None else speculation.way
     attention = _build_attention(config, streams.device)
     reason = why_no_speculation(spec, way, method, type(attention))
     format = check_kv_format(config, spec, type(attention))
-    prove_attention(model, attention)
-    prove_codes(model, attention, format)
-    prove_deterministic(config, model, attention, streams.device)
+    _prove(config, model, attention, format, streams.device)
     source = None if speculation is not None else build_source(config, model, streams, reason)
     if speculation is not None and reason is not None:
         raise StartupError(f"speculation is not possible: {reason}")
     drafts = config.speculation.max_drafts if source is not None else 0 if speculation is None else speculation.most
     pools = build_pools(config, model, streams, drafts, None if source is None else source.keeps)
-    code = HostCode()
+    _tell_size(ranks, pools)
+    code, lanes = HostCode(), LaneRecorder()
     # Where streams do not work at once the host neither relays nor samples. It may guess.
     if source is not None or streams.at_once:
         code.fetch(config.model.native)
@@ -126,29 +133,42 @@ def assemble(
         speculation = build_speculation(config, source, pools, streams, spec, code)
     grammars = _build_grammars(config, model, tokenizer)
     inputs, embeddings = _build_inputs(config, spec, tokenizer, pools, head)
-    lanes = LaneRecorder()
     # Captured and timed here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
     captures = config.executor.cuda_graphs and streams.device.type == "cuda"
-    build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation, code, head)
+    build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation, code, head, ranks)
     runner = build_runner() if captures or speculation is not None else None
     if runner is not None and speculation is not None and speculation.depth is None:
         depth = AdaptiveDepth(speculation.most, time_steps(runner.state, pools.memory.draft_room))
         speculation = dataclasses.replace(speculation, depth=depth)
     renewal = Renewal(config, streams, pools, code, Loaded(model, speculation, head))
+    disagg = Disagg(config, facts_of(config, spec, pools))
     return BuiltEngine(
         config=config,
         inputs=inputs,
         embeddings=embeddings,
         adapters=pools.adapters.loader,
         grammars=grammars,
-        model_info=_model_info(config, model, tokenizer, pools, grammars.backend, inputs, embeddings.labelling),
+        model_info=disagg.told(_model_info(config, model, tokenizer, pools, grammars, inputs, embeddings.labelling)),
         new_executor=lambda wake: _build_executor(config, renewal.began(runner or build_runner()), wake),
-        new_scheduler=lambda executor, emit: _build_scheduler(
-            config, model.spec, streams, pools, executor, emit, lanes, speculation
-        ),
+        new_scheduler=partial(_build_scheduler, config, model.spec, streams, pools, lanes, speculation, disagg),
         renewal=renewal,
+        disagg=disagg,
         lanes=lanes,
+        ranks=ranks,
     )
+
+
+def _prove(
+    config: EngineConfig, model: Model, attention: AttentionBackend, format: KVFormat, device: torch.device
+) -> None:
+    prove_attention(model, attention)
+    prove_codes(model, attention, format)
+    prove_deterministic(config, model, attention, device)
+
+
+def _tell_size(ranks: Ranks | None, pools: Pools) -> None:
+    if ranks is not None:
+        ranks.sized(pools)
 
 
 def _build_inputs(
@@ -205,6 +225,7 @@ def _build_runner(
     speculation: Speculation | None,
     code: HostCode,
     head: LabelHead | None,
+    ranks: Ranks | None,
 ) -> StepRunner:
     executor = config.executor
     checks = DeviceChecks(AssertMode(executor.assert_mode), streams.device)
@@ -220,7 +241,7 @@ def _build_runner(
         model=model,
         sampler=build_sampler(model.spec.vocab_size, streams.device),
         head=head,
-        host=None if pools.host is None else _build_arena(pools.host, pools.kv, streams),
+        host=None if pools.host is None else build_arena(pools, streams),
         companions=pools.companions,
         attention=attention,
         verification=None if speculation is None else speculation.verification,
@@ -228,16 +249,13 @@ def _build_runner(
         graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if executor.cuda_graphs else (),
         lanes=lanes,
         host_code=code,
+        share=None if ranks is None else ranks.world.share,
     )
-    return StepRunner(state)
+    return StepRunner(state) if ranks is None else LeadingRunner(state, ranks.world)
 
 
 def _build_attention(config: EngineConfig, device: torch.device) -> AttentionBackend:
     return build_attention(config.executor.attention_backend, device, config.model.deterministic)
-
-
-def _build_arena(tier: HostTier, kv: KVPool, streams: DeviceStreams) -> HostArena:
-    return HostArena((kv.name, kv.tensors), tier.num_blocks, tier.block, streams)
 
 
 def _build_scheduler(
@@ -245,15 +263,16 @@ def _build_scheduler(
     spec: ModelSpec,
     streams: DeviceStreams,
     pools: Pools,
-    executor: Executor,
-    emit: Emit,
     lanes: LaneRecorder,
     speculation: Speculation | None,
+    disagg: Disagg,
+    executor: Executor,
+    emit: Emit,
 ) -> Scheduler:
-    rejoining = None
+    host_cache = None
     if pools.host is not None:
         assert isinstance(executor, HostCopies), "both executors copy to host memory"
-        rejoining = Rejoining(pools.host, pools.memory, executor)
+        host_cache = HostCache(*(pools.host, pools.memory, executor, disagg.giver, disagg.woken), takes=disagg.takes)
     return Scheduler(
         config.scheduler,
         pools.memory,
@@ -265,7 +284,7 @@ def _build_scheduler(
         pin=Staging(streams.device).pinned,
         lanes=lanes,
         depth=None if speculation is None else speculation.depth,
-        rejoining=rejoining,
+        host_cache=host_cache,
     )
 
 
@@ -287,7 +306,7 @@ def _model_info(
     model: Model,
     tokenizer: Tokenizer,
     pools: Pools,
-    grammar_backend: str | None,
+    grammars: GrammarCompiler,
     inputs: InputProcessor,
     labelling: Labelling | None,
 ) -> ModelInfo:
@@ -305,7 +324,7 @@ def _model_info(
         has_chat_template=tokenizer.has_chat_template,
         quantization=spec.quantization,
         embedding_dimension=spec.hidden_size,
-        grammar_backend=grammar_backend or "",
+        grammar_backend=grammars.backend or "",
         answer_form=inputs.answering.name,
         takes_images=inputs.images.sees,
         takes_audio=inputs.audio.hears,

@@ -6,7 +6,7 @@ Adapters are loaded first, because the pools share the memory that adapters leav
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,17 +16,17 @@ from core.config import EngineConfig, MemoryConfig
 from core.device.streams import DeviceStreams
 from core.engine.adapters.build import Adapters, build_adapters, reserved_bytes
 from core.engine.adapters.rows import AdapterRows
+from core.engine.host_memory import build_host_memory, build_passage, build_returns, not_copied
 from core.executor.interface import MAX_DEPTH
 from core.memory.companion import Companion, DeviceCompanion
 from core.memory.cross.cross_pages import CROSS, CrossPages
 from core.memory.cross.cross_pool import CrossPool
 from core.memory.draft_pool import DraftLayers, DraftPool
-from core.memory.host_bytes import check_room
-from core.memory.host_tier import BLOCK, HostTier
+from core.memory.host_arena import HostArena
+from core.memory.host_prefixes import HostMemory
 from core.memory.kv_allocator import PagedKVAllocator
-from core.memory.kv_format import KVFormat
 from core.memory.kv_formats import KV_FORMATS
-from core.memory.kv_pool import KVLayerSpec, KVPool
+from core.memory.kv_pool import KVPool
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_pool import MambaPool
 from core.memory.recurrent.state_slots import NAME as STATES
@@ -41,9 +41,12 @@ from core.memory.window.window_sizing import SplitLayers, divide_pages
 from core.models.base import Model, ModelSpec
 from core.models.encoder_decoder.encoder_spec import EncoderSpec
 from core.prefix.registry import build_prefix_cache
+from core.prefix.tenants import TenantOf
 
 logger = logging.getLogger(__name__)
 
+PORTABLE: Final = (STATES, WINDOW)
+"""Pools of which something goes along with a prompt to an engine that decodes."""
 DRAFTING_ROWS: Final = 4
 """Of so many rows all drafts can be verified in one step where each leaves a recurrent state; more rows share the room.
 Beyond, drafts seldom pay, and a state may take as much memory as the keys of a thousand tokens (decision 38)."""
@@ -63,8 +66,8 @@ class Pools:
     adapters: Adapters
     max_input_length: int
     """Tokens of the longest input that a client may send."""
-    host: HostTier | None = None
-    """Room for retracted requests in host memory; None where they are computed again."""
+    host: HostMemory | None = None
+    """Room for keys and values in host memory; None where all is computed again."""
     drafts: DraftPool | None = None
     """Keys and values of what drafts; None where nothing does that keeps any."""
 
@@ -106,9 +109,7 @@ def build_pools(
     longest, beside, left = max(context, cross.max_input), cross.bytes_per_token + kept_each, reserved + kept_spare
     pages = divide_pages(memory, layers, bounds, spec.dtype, longest, streams.device, left, beside, format)
     allocator = PagedKVAllocator(pages.kv, memory.page_size)
-    # Whole pages are written into the table, so its width is a whole number of pages too.
-    width = allocator.pages_for(context) * memory.page_size
-    requests = ReqToTokenPool(memory.max_running_requests, width, streams.device)
+    requests = ReqToTokenPool(memory.max_running_requests, _whole_pages(context, memory), streams.device)
     # What an encoder reads depends on tokens beside the prefix, and so do outputs of an encoder-decoder.
     kept = "none" if spec.encoder or spec.whole_prompts else memory.prefix_cache
     cache = build_prefix_cache(kept, memory.page_size, adapters.table.tenant)
@@ -126,45 +127,50 @@ def build_pools(
         followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
         windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW, format)
         companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
+    kv = KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device, format=format)
+    tenant, each = None if kept == "none" else adapters.table.tenant, kv.bytes_per_token + kept_each
     return Pools(
         memory=RequestMemory(requests.rows, allocator, cache, context, followers, spec.reach),
         requests=requests,
-        kv=KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device, format=format),
+        kv=kv,
         context_length=context,
         companions=companions,
         adapters=adapters,
         max_input_length=cross.max_input or (context if spec.whole_prompts else context - 1),
-        host=_host_tier(memory, layers.full, spec.dtype, _not_copied(companions, drafts, format)),
+        host=_host_memory(config, each, companions, tenant, drafts),
         drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )
 
 
-HELD: Final = {STATES: "recurrent states", CROSS: "keys of an encoder", WINDOW: "a pool of window layers"}
-"""Pools that rows hold something of beside KV pages, which no copy in host memory has, as a log says it."""
+def _host_memory(
+    config: EngineConfig, each: int, companions: Mapping[str, DeviceCompanion], tenant: TenantOf | None, drafts: int
+) -> HostMemory | None:
+    beside, role = not_copied(companions), config.disagg.role
+    along = {name: _slot_bytes(companions[name].storage) for name in PORTABLE if name in companions}
+    if role != "both" and (beside or (tenant is None and drafts)):
+        return build_passage(role, config.memory, each, along, companions, leaves=not drafts)
+    if config.memory.host_cache_bytes and along and CROSS not in companions and not drafts:
+        return build_returns(config.memory, each, along, beside)
+    return build_host_memory(config.memory, each, beside, tenant, rejoins=not drafts)
 
 
-def _not_copied(companions: Iterable[str], drafts: int, format: KVFormat) -> list[str]:
-    """What rows hold that no copy in host memory has, for a log."""
-    beside = {"places of drafts": drafts > 0, "scales of keys": format.codes is not None}
-    return [*(HELD[name] for name in companions if name in HELD), *(what for what, held in beside.items() if held)]
+def _slot_bytes(storage: Sequence[torch.Tensor]) -> int:
+    return sum(tensor[0].nbytes for tensor in storage)
 
 
-def _host_tier(
-    memory: MemoryConfig, layers: Iterable[KVLayerSpec], dtype: torch.dtype, not_copied: Sequence[str]
-) -> HostTier | None:
-    """Room for copies of retracted requests, if the configuration gives any and a copy is all that a row holds."""
-    if memory.host_cache_bytes and not_copied:
-        # Not refused: the same settings may be given to servers of many models.
-        logger.warning(
-            "host_cache_bytes is unused, and retracted requests are computed again: their rows also hold %s",
-            ", ".join(not_copied),
-        )
-        return None
-    # Before anything is sized by it: the list of blocks alone may be more than the machine has.
-    check_room(memory.host_cache_bytes)
-    bytes_per_token = KVPool.bytes_per_token_for(layers, dtype)
-    block = min(BLOCK, memory.host_cache_bytes)
-    return HostTier(memory.host_cache_bytes, bytes_per_token, block) if block and bytes_per_token else None
+def build_arena(pools: Pools, streams: DeviceStreams) -> HostArena:
+    """The bytes of `pools.host`, and the copies there and back. Raises ConfigError where the machine has no room."""
+    assert pools.host is not None, "asked for where there is room"
+    # What a drafter keeps of a token has the same slot.
+    kept, tier = [] if pools.drafts is None else pools.drafts.kv.storage, pools.host.tier
+    beside = [(name, pools.companions[name].storage) for name in tier.beside]
+    keys = (pools.kv.name, [*pools.kv.storage, *kept])
+    return HostArena(keys, tier.num_blocks, tier.block, streams, beside=beside)
+
+
+def _whole_pages(tokens: int, memory: MemoryConfig) -> int:
+    """`tokens`, rounded up: whole pages are written into the table, so its width is a whole number of pages."""
+    return -(-tokens // memory.page_size) * memory.page_size
 
 
 def _draft_bytes(keeps: DraftLayers | None, memory: MemoryConfig) -> tuple[int, int]:

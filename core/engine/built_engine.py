@@ -13,7 +13,11 @@ class BuiltEngine(EngineParts):
 
     async def start(self) -> AsyncEngine:
         """The engine on the running loop, with its threads and tasks. Called once: the pools are this engine's."""
-        engine = AsyncEngine(self)
+        try:
+            engine = AsyncEngine(self)
+        except BaseException:
+            self.disagg.close()
+            raise
         # Weights and modules live as long as the process: frozen, they are not walked by a collection during a step.
         gc.collect()
         gc.freeze()

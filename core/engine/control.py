@@ -36,13 +36,10 @@ from core.executor.interface import Renewable
 from core.executor.step import StepRunner
 from core.models.directory import directory_below
 from core.scheduler.scheduler import Scheduler
-from core.types.control import WEIGHT_VERSION, Activity, Nap, WeightSource, WeightUpdate
+from core.types.control import CONTROL_BUSY, WEIGHT_VERSION, Activity, Nap, WeightSource, WeightUpdate
 from core.types.stats import EngineStats
 
 log = logging.getLogger(__name__)
-
-CONTROL_BUSY: Final = "CONTROL_BUSY"
-"""The `reason` of Overloaded while weights are updated, or the engine falls asleep or wakes."""
 
 WEIGHT_MEMORY: Final = "WEIGHT_MEMORY"
 """The `reason` of Overloaded where the device has too little memory for weights or pools."""
@@ -156,6 +153,7 @@ class EngineControl:
     async def update_weights(self, source: WeightSource, version: str) -> WeightUpdate:
         """See `Control`."""
         self._served.refuse_unless_ready()
+        self._refuse_ranks()
         if not WEIGHT_VERSION.fullmatch(version):
             raise InvalidRequest.of("weight_version", "must be 1 to 128 characters of A-Z a-z 0-9 . _ : / @ + -")
         find = self._find(source)
@@ -164,6 +162,7 @@ class EngineControl:
     async def sleep(self) -> Nap:
         """See `Control`."""
         self._served.refuse_unless_ready()
+        self._refuse_ranks()
         if self._asleep:
             return Nap(0, self._served.live_requests)
         return await self._alone(self._fall_asleep())
@@ -198,6 +197,10 @@ class EngineControl:
             if task.cancelled() and caller is not None and not caller.cancelling():
                 raise Draining("the server is shutting down") from None
             raise
+
+    def _refuse_ranks(self) -> None:
+        if self._config.tensor_parallel > 1:
+            raise Unsupported("a server of several ranks (tensor_parallel) neither exchanges weights nor sleeps yet")
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running = None

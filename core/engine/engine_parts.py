@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from core.config import EngineConfig
 from core.engine.adapters.loader import AdapterLoader
+from core.engine.disagg import Disagg, no_role
 from core.engine.embedding_inputs import EmbeddingInputs
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
+from core.engine.ranks import Ranks
 from core.engine.renewal import Renewal
 from core.executor.interface import Executor, Renewable
 from core.lanes import LaneRecorder
@@ -36,3 +38,7 @@ class EngineParts:
     new_scheduler: Callable[[Executor, Emit], Scheduler]
     renewal: Renewal
     lanes: LaneRecorder
+    ranks: Ranks | None = None
+    """The other processes of an engine that is several."""
+    disagg: Disagg = field(default_factory=no_role)
+    """Its role where others prefill or decode for it."""

@@ -99,9 +99,7 @@ class CachedPrefixes:
         Raises Draining or EngineDead.
         """
         self._refuse_unless_ready()
-        flushed = self._memory.flush(tenant)
-        self._scheduler.publish()
-        return flushed
+        return self._scheduler.flush(tenant)
 
     def stored(self, salt: str, change: PrefixStored) -> None:
         """Add pages that the cache took over to the watches that follow the namespace `salt`."""

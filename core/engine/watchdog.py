@@ -1,4 +1,4 @@
-"""Finds a step that never comes back: steps are in flight, and no new result arrives.
+"""Finds a step that never comes back: steps are in flight, and no new result arrives. And a rank that is gone.
 
 It adds up the time between its looks instead of reading how late the clock is. A process that was stopped (SIGSTOP, a
 suspended machine, a frozen container) continues with its clock far ahead, and the step in flight has not had that time
@@ -6,6 +6,8 @@ either. So one look adds at most two periods, however late it comes.
 """
 
 from __future__ import annotations
+
+from core.engine.ranks import Ranks
 
 PERIOD = 1.0
 """Seconds between two looks."""
@@ -16,9 +18,11 @@ MOST_PER_LOOK = 2 * PERIOD
 class Watchdog:
     """Decides that the device hangs: more than `limit` seconds without a new result while steps were in flight."""
 
-    def __init__(self, limit: float, now: float) -> None:
-        """`limit`: seconds. `now`: `time.monotonic` seconds."""
+    def __init__(self, limit: float, now: float, ranks: Ranks | None = None) -> None:
+        """`limit`: seconds. `now`: `time.monotonic` seconds. `ranks`: other processes of the engine."""
         self._limit = limit
+        self.ranks = ranks
+        """None for an engine of one process."""
         self._looked_at = now
         self._step = -1
         self.waited = 0.0
@@ -27,8 +31,11 @@ class Watchdog:
     def hangs(self, now: float, newest_step: int, in_flight: int) -> bool:
         """Look once; returns whether the device hangs. `newest_step`: number of the step whose result came last.
 
-        Only results count as progress, because requests keep arriving while a device hangs.
+        Only results count as progress, because requests keep arriving while a device hangs. Raises RankLost when
+        another process of the engine has ended: a step in flight may wait for it, and the next one would.
         """
+        if self.ranks is not None:
+            self.ranks.check()
         passed, self._looked_at = min(now - self._looked_at, MOST_PER_LOOK), now
         if newest_step != self._step or not in_flight:
             self._step, self.waited = newest_step, 0.0

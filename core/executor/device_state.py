@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from core.attention.base import AttentionBackend
 from core.device.checks import DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams
+from core.executor.sampling_step import StepSampling
 from core.executor.verification import Verification
 from core.lanes import LaneRecorder
 from core.memory.companion import DeviceCompanion
@@ -36,7 +39,7 @@ class DeviceState:
     head: LabelHead | None = None
     """Of a model that judges texts."""
     host: HostArena | None = None
-    """Where retracted requests are copied to; None where they are computed again."""
+    """Where keys and values are copied to; None where all is computed again."""
     companions: Mapping[str, DeviceCompanion] = field(default_factory=dict)
     """Companion name -> its device side, for pools beside the KV pages."""
     attention: AttentionBackend | None = None
@@ -48,5 +51,9 @@ class DeviceState:
     graph_tokens: tuple[int, ...] = ()
     """Numbers of prompt tokens of steps to capture beside these, where backend and model allow that too."""
     lanes: LaneRecorder = field(default_factory=LaneRecorder)
+    share: Callable[[torch.Tensor], None] | None = None
+    """Makes the tokens of a step what they are on rank 0; None where there is one rank."""
+    sampling: StepSampling | None = None
+    """Of a rank that does not sample, what stands in for it."""
     host_code: HostCode = field(default_factory=HostCode)
     """Compiled code for the host's part of a step, once there is any."""

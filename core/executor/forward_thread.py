@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -17,7 +17,7 @@ from core.executor.launched_step import LaunchedStep
 from core.executor.length_fence import LengthFence
 from core.executor.step import StepRunner
 from core.invariants import check
-from core.memory.host_moves import CopyOut
+from core.memory.host_moves import CopyOut, HostCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,12 @@ class ForwardThread:
         """See `HostCopies`."""
         self._inbox.put(out)
 
+    def host_views(self, copy: HostCopy, start: int = 0) -> Sequence[memoryview]:
+        """See `HostCopies`."""
+        host = self._running.state.host
+        assert host is not None, "the scheduler copies where there is room"
+        return host.views(copy, start)
+
     def landed(self) -> list[int]:
         """See `HostCopies`."""
         return self._landings.take()
@@ -117,7 +123,7 @@ class ForwardThread:
                 batch.taken.set_result(None)
             elif isinstance(batch, CopyOut):
                 if failure is None:
-                    self._landings.bring(batch.copy.number, self._running.copy_out(batch))
+                    self._landings.bring(batch.number, self._running.copy_out(batch))
                 if self._inbox.empty():
                     # A copy is no step that would let go of the one before.
                     self._let_go()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from core.batch.result import Published, StepResult
@@ -11,7 +11,7 @@ from core.batch.schedule_batch import ScheduleBatch
 from core.executor.landings import Landings
 from core.executor.step import StepRunner
 from core.invariants import check
-from core.memory.host_moves import CopyOut
+from core.memory.host_moves import CopyOut, HostCopy
 
 
 class InlineExecutor:
@@ -51,7 +51,7 @@ class InlineExecutor:
 
     def copy_out(self, out: CopyOut) -> None:
         """See `HostCopies`."""
-        self._landings.bring(out.copy.number, self._running.copy_out(out))
+        self._landings.bring(out.number, self._running.copy_out(out))
 
     def renew(self, runner: StepRunner | None) -> Future[None]:
         """See `Renewable`."""
@@ -64,6 +64,12 @@ class InlineExecutor:
     def _running(self) -> StepRunner:
         assert self._runner is not None, "nothing is submitted while the engine sleeps"
         return self._runner
+
+    def host_views(self, copy: HostCopy, start: int = 0) -> Sequence[memoryview]:
+        """See `HostCopies`."""
+        host = self._running.state.host
+        assert host is not None, "the scheduler copies where there is room"
+        return host.views(copy, start)
 
     def landed(self) -> list[int]:
         """See `HostCopies`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
-from core.memory.host_moves import CopyOut
+from core.memory.host_moves import CopyOut, HostCopy
 
 if TYPE_CHECKING:
     from core.executor.step import StepRunner
@@ -22,6 +23,10 @@ class HostCopies(Protocol):
 
     def copy_out(self, out: CopyOut) -> None:
         """Begin a copy behind all steps submitted so far, and before those submitted later. Never waits."""
+        ...
+
+    def host_views(self, copy: HostCopy, start: int = 0) -> Sequence[memoryview]:
+        """The bytes of tokens [start, tokens) of a copy: see `HostArena.views`."""
         ...
 
     def landed(self) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -47,6 +47,26 @@ class SampledRows:
     """Whether the rows were sampled in pieces, for lack of memory."""
     masked: Ints | None = None
     """int64[S]: at how many places of each row a token may count; None for all."""
+
+
+class StepSampling(Protocol):
+    """What a step does about tokens; see `SamplingStep`."""
+
+    def compile(self, module: Any) -> None: ...
+
+    def carried(self, batch: ScheduleBatch, attempt: Attempt | None = None) -> list[np.ndarray]: ...
+
+    def begin(self, batch: ScheduleBatch, staging: Staging) -> None: ...
+
+    def sample(
+        self, logits: torch.Tensor, batch: ScheduleBatch, lens: torch.Tensor, trial: Tried | None = None
+    ) -> SampledRows: ...
+
+    def append(self, rows: torch.Tensor, lens: torch.Tensor, tokens: torch.Tensor, batch: ScheduleBatch) -> None: ...
+
+    def on_their_way(
+        self, batch: ScheduleBatch, host: SampleOutput, copy_done: Event, verdict: Outcome | None
+    ) -> None: ...
 
 
 class SamplingStep:

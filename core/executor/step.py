@@ -52,7 +52,7 @@ class StepRunner:
         state.streams.synchronize()
         for companion in state.companions.values():
             companion.recorder = self._recorder
-        self._sampling = SamplingStep(state.pool, state.sampler, RESULTS, self._recorder)
+        self._sampling = state.sampling or SamplingStep(state.pool, state.sampler, RESULTS, self._recorder)
         self._pooler = Pooler(state.pool, state.head)
         self._speculator = None if state.verification is None else state.verification(state)
         # Without drafts a plan's lengths are exact, and have come with the companions' writes.
@@ -111,6 +111,8 @@ class StepRunner:
             sample_rows, sample_lens = self._places(batch, done)
             rows = self._sampling.sample(done.logits, batch, sample_lens, done.trial)
             sampled = rows.output
+            if state.share is not None:
+                state.share(sampled.tokens)
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
             counted = state.future_map.snapshot(batch.num_decode)

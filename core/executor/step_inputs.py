@@ -15,7 +15,7 @@ from core.device.parcel import Parcel
 from core.device.staging import Staging
 from core.executor import rejoining_rows
 from core.executor.device_state import DeviceState
-from core.executor.sampling_step import SamplingStep
+from core.executor.sampling_step import StepSampling
 from core.executor.verification import Attempt
 from core.memory.companion import Carried
 from core.relay.resolve import all_staged
@@ -89,7 +89,7 @@ def _next(arrived: Iterator[torch.Tensor], sent: Sequence[np.ndarray]) -> tuple[
 def carried(
     batch: ScheduleBatch,
     state: DeviceState,
-    sampling: SamplingStep,
+    sampling: StepSampling,
     attempt: Attempt | None = None,
     captured: Container[str] | None = None,
 ) -> list[np.ndarray]:

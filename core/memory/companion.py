@@ -132,6 +132,32 @@ class Drafting(Protocol):
 
 
 @runtime_checkable
+class Portable(Protocol):
+    """A companion of which another engine needs something beside a prefix's keys to go on behind it."""
+
+    name: str
+
+    def resumable(self, pages: Ints) -> int:
+        """See `Companion`."""
+        ...
+
+    def slots_for(self, pages: int) -> int:
+        """How many slots of its storage go along with a prefix of so many KV pages."""
+        ...
+
+    def leaves(self, pages: Ints) -> Ints | None:
+        """int64[n]: the slots that go along with the prefix in KV `pages`, int64[k]; None where one is gone."""
+        ...
+
+    def resumes(self, row: int, pages: Ints) -> Ints:
+        """`row`, admitted just now with nothing cached, goes on behind its first KV `pages`, int64[k].
+
+        Returns int64[n]: the slots that are filled before its first step, in the order of `leaves`.
+        """
+        ...
+
+
+@runtime_checkable
 class Growing(Protocol):
     """A companion that charges a row again for each new KV page. Other companions charge a row once, at admission."""
 

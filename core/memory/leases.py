@@ -140,6 +140,18 @@ class Leases:
                 lease.node = None
         return np.concatenate(left)
 
+    def let_go(self, tenant: str | None = None) -> Ints:
+        """Unlock what leases have locked in the cache, of `tenant` only if given: all of it is about to be given up.
+
+        The leases go on. Returns the pages, int64[n], that the cache gives up by this: they have lost their owner.
+        """
+        left = [NO_PAGES]
+        for lease in self._leases.values():
+            if lease.node is not None and (tenant is None or lease.node.counts_for == tenant):
+                left.append(self._cache.unlock(lease.node))
+                lease.node = None
+        return np.concatenate(left)
+
     def check_integrity(self) -> None:
         """Recompute every count; raises InvariantViolation naming what is off."""
         lent = np.zeros_like(self._lent)

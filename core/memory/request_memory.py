@@ -19,6 +19,7 @@ from core.memory.pending_writes import PendingWrites
 from core.memory.req_to_token_pool import TableWrites
 from core.memory.rows import RowAllocator
 from core.memory.seat import Doubt, Seat
+from core.memory.sound_pages import SoundPages
 from core.memory.usable_prefix import Usable, usable_prefix
 from core.prefix.base import PrefixCache
 from core.prefix.node import PrefixNode
@@ -51,7 +52,6 @@ class RequestMemory:
         self.cache = cache
         self.leases = Leases(allocator.num_pages, cache)
         self.companions = tuple(companions)
-        self._reach = max_len if reach is None else reach
         self._growing = tuple(c for c in self.companions if isinstance(c, Growing))
         self.draft_room = min((c.draft_room for c in self.companions if isinstance(c, Drafting)), default=None)
         """The most drafts that all rows of a step may verify together; None where companions set no limit."""
@@ -65,8 +65,7 @@ class RequestMemory:
         """By row: tokens whose pages the cache owns and `_nodes` locks; grows with `offer`."""
         self._shared: Ints = np.zeros(rows.size + 1, np.int64)
         """By row: tokens that were cached at admission, so not computed by this owner. Constant until release."""
-        self._sound = np.zeros(allocator.num_pages + 1, np.bool_)
-        """By page: finite logits were computed from it. False for a page that no logits depend on so far."""
+        self.sound = SoundPages(allocator.num_pages, allocator.page_size, max_len if reach is None else reach)
         self._nodes: list[PrefixNode | None] = [None] * (rows.size + 1)
         self._salts: list[str] = [""] * (rows.size + 1)
         self._writes = PendingWrites(self.page_size)
@@ -172,7 +171,7 @@ class RequestMemory:
         """
         if not len(pages):
             return
-        self._sound[pages] = False
+        self.sound.forget(pages)
         for companion in self.companions:
             companion.freed(pages)
         self.allocator.free(self.leases.divert(pages))
@@ -263,9 +262,12 @@ class RequestMemory:
         self._count[row] = 0
         owned[:] = False
 
-    def lend(self, row: int, tokens: int, deadline: float | None = None) -> int:
-        """Lease the pages of the first `tokens` tokens of `row`; returns its number. `deadline`: see `Lease`."""
-        return self.leases.hold(self.pages_of(row, tokens), self._node(row), deadline)
+    def lend(self, row: int, tokens: int, deadline: float | None = None, *, start: int = 0) -> int:
+        """Lease the pages of the first `tokens` tokens of `row` from token `start` on, a multiple of the page size.
+
+        Returns the number of the lease. `deadline`: see `Lease`.
+        """
+        return self.leases.hold(self.pages_of(row, tokens)[start // self.page_size :], self._node(row), deadline)
 
     def pages_of(self, row: int, tokens: int) -> Ints:
         """int64[n]: the pages of the first `tokens` tokens of `row`, in order; a view."""
@@ -278,9 +280,8 @@ class RequestMemory:
         self._free(given_up)
 
     def vouch(self, row: int, tokens: int) -> None:
-        """The first `tokens` of `row` led to finite logits, so no key within their reach is NaN: mark those pages."""
-        first = -(-max(0, tokens - self._reach) // self.page_size)
-        self._sound[self._pages[row, first : tokens // self.page_size]] = True
+        """The first `tokens` of `row` led to finite logits: see `SoundPages`."""
+        self.sound.vouch(self._pages[row], tokens)
 
     def shared(self, row: int) -> int:
         """Tokens that `row` found in the cache at admission: its owner reads their KV and did not compute it."""
@@ -293,8 +294,9 @@ class RequestMemory:
         `vouch` has not marked: its owner ended before it had logits, say. The fault may lie there, and later readers
         would fail too. `row` and the readers must be released, keeping nothing, before `condemn`.
         """
-        sound = self._sound[self._pages[row, : self._shared[row] // self.page_size]]
-        kept = computed_from if sound.all() else min(computed_from, int(sound.argmin()) * self.page_size)
+        shared = self._pages[row, : self._shared[row] // self.page_size]
+        sound = self.sound.leading(shared)
+        kept = computed_from if sound == len(shared) else min(computed_from, sound * self.page_size)
         top = self.cache.behind(ids, kept, self._salts[row])
         readers = () if top is None else (r for r, n in enumerate(self._nodes) if n is not None and top.leads_to(n))
         return Doubt(top, tuple(reader for reader in readers if reader != row))
@@ -307,6 +309,8 @@ class RequestMemory:
 
     def flush(self, tenant: str | None = None) -> int:
         """Free every cached page that no row reads, of `tenant` only if given; returns how many. Not within a plan."""
+        # A transfer keeps its pages out of the free list, and none of them in the cache.
+        self._free(self.leases.let_go(tenant))
         pages = self.cache.clear(tenant)
         self._free(pages)
         return len(pages)

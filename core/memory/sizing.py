@@ -29,16 +29,19 @@ def num_pages(
     if tokens is None:
         tokens = config.max_running_requests * context_length
         if bytes_per_token:
-            tokens = min(max(0, free_bytes(device) - reserved_bytes) // bytes_per_token, tokens)
+            tokens = min(max(0, free_bytes(device, config.machine_share) - reserved_bytes) // bytes_per_token, tokens)
     pages = tokens // config.page_size
     if pages < 1:
         raise ConfigError(f"max_total_tokens: the memory at hand holds {tokens} tokens, less than one page")
     return pages
 
 
-def free_bytes(device: torch.device) -> int:
-    """Bytes that all pools together may take of the memory that is free on `device` now."""
+def free_bytes(device: torch.device, machine_share: float = 1.0) -> int:
+    """Bytes that all pools together may take of the memory that is free on `device` now.
+
+    `machine_share`: part of a machine without accelerator that this engine has; other engines have the rest.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_SHARE)
-    return min(int(free_memory() * CPU_SHARE), CPU_LIMIT)
+    return min(int(free_memory() * CPU_SHARE * machine_share), CPU_LIMIT)

@@ -57,14 +57,26 @@ def load_model(
     encoder_decoder = _is_encoder_decoder(checkpoint)
     refuse_at_load(checkpoint, config.quantization, encoder_decoder=encoder_decoder)
     report("check", 1.0)
-    kept = keeps_modules and not encoder_decoder and not is_encoder(checkpoint)
+    shared = config.tensor_parallel > 1
+    if shared and (why := _why_not_shared(checkpoint, encodes=encoder_decoder or is_encoder(checkpoint))):
+        raise ModelLoadError(f"tensor_parallel is not possible with {checkpoint.model_type!r} yet: it {why}")
+    kept = shared or (keeps_modules and not encoder_decoder and not is_encoder(checkpoint))
     family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder, encoder=is_encoder(checkpoint))
     if fuses(device) and family == DEFAULT_FAMILY:
         logger.info("no fused decoder: no native family is declared for %r", checkpoint.model_type)
-    elif fuses(device) and kept:
+    elif fuses(device) and kept and not shared:
         logger.info("no fused decoder: adapters, or heads of the checkpoint, hook the layers of transformers")
     family = DEFAULT_FAMILY if kept else family
     return model_factory(family)(checkpoint, config, device, report)
+
+
+def _why_not_shared(checkpoint: CheckpointConfig, *, encodes: bool) -> str:
+    """What ranks cannot do yet of what the checkpoint does; empty where they can all of it."""
+    if encodes:
+        return "encodes"
+    if checkpoint.model_type in VISION_FAMILIES:
+        return "reads images"
+    return "" if checkpoint.labels is None else "has a head that judges"
 
 
 def load_head(config: ModelConfig, model: Model, device: torch.device) -> LabelHead | None:

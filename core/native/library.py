@@ -39,6 +39,7 @@ from core.native.kept_library import (
 FLAGS = tuple("-std=c++20 -O3 -march=native -fno-math-errno -Wno-psabi -pthread -shared -fPIC".split())
 """No -ffast-math: a row that is not finite must be seen by the sampler's check. Sums are spread by hand instead."""
 COMPILE_SECONDS = 900.0
+_LOADING = threading.Lock()
 BUILDING = "building-"
 """Begins the names of directories that a compiler writes into."""
 PATHS = (str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path))
@@ -100,10 +101,12 @@ class Library:
         if self.uses_torch:
             import torch  # noqa: F401 - the loader finds the libraries that this one is linked with
         try:
-            spec = spec_from_file_location(self.name, path, loader=ExtensionFileLoader(self.name, str(path)))
-            assert spec is not None and spec.loader is not None
-            module = module_from_spec(spec)
-            spec.loader.exec_module(module)
+            # A second thread would be given the module that the first one is still filling.
+            with _LOADING:
+                spec = spec_from_file_location(self.name, path, loader=ExtensionFileLoader(self.name, str(path)))
+                assert spec is not None and spec.loader is not None
+                module = module_from_spec(spec)
+                spec.loader.exec_module(module)
         except ImportError as error:
             raise ExtensionUnavailable(f"{path} cannot be loaded: {error}") from error
         return module

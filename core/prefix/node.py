@@ -48,6 +48,11 @@ class PrefixNode:
         """Whether this is the empty prefix."""
         return not self.key
 
+    @property
+    def counts_for(self) -> str | None:
+        """Name of the tenant that its pages count for; None where nothing was ever kept."""
+        return None if self.tenant is None else self.tenant.name
+
     def path(self) -> Iterator[PrefixNode]:
         """This node, its parent, and so on up to the root."""
         node: PrefixNode | None = self

@@ -21,6 +21,11 @@ SEQUENCE_COST = 16
 """Tokens charged for a row, beside those of the prompt: outputs that share a cached prompt would else be free."""
 
 
+def in_its_part(own: int, tenants: int, most: int) -> bool:
+    """Whether one of `tenants` with `own` requests in a full line of `most` has no more than an equal part of it."""
+    return tenants > 1 and own <= most // tenants
+
+
 @dataclass(slots=True, eq=False)
 class Tenant:
     """A caller that has at least one request waiting or running, and what is counted of it."""

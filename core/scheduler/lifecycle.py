@@ -9,8 +9,8 @@ import numpy as np
 from core.invariants import check
 from core.memory.request_memory import RequestMemory
 from core.scheduler.fair_share import FairShare
+from core.scheduler.host_cache import HostCache
 from core.scheduler.outputs import Ending
-from core.scheduler.rejoining import Rejoining
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
 from core.scheduler.tally import Tally
@@ -30,10 +30,13 @@ class Lifecycle:
         sampling: SamplingTable,
         tally: Tally,
         shares: FairShare,
-        rejoining: Rejoining | None = None,
+        host: HostCache | None = None,
     ) -> None:
-        """`rejoining`: None where retracted requests are computed again."""
-        self.rejoining = rejoining
+        """`host`: what host memory keeps of keys and values; None where it keeps nothing."""
+        self.rejoining = None if host is None else host.rejoining
+        self.copies = None if host is None else host.prefixes
+        self.handing = None if host is None else host.handing
+        self.taking = None if host is None else host.taking
         self.shares = shares
         self.waiting = waiting
         self.running = running
@@ -68,17 +71,25 @@ class Lifecycle:
         prefix cache. `now`: seconds of the loop's clock.
         """
         ids = req.images.keyed(req.known_ids())
+        taking = self.taking if self.taking is not None and req in self.taking else None
         seat = self.memory.admit(
             ids,
             req.salt,
             reserve_pages,
             encoder_tokens=req.encoder_len,
             adapter_slot=req.adapter_slot,
-            at_most=at_most,
+            at_most=at_most if taking is None else taking.at_most(at_most),
             usable=req.usable,
         )
         if seat is None:
             return False
+        cached = seat.cached_tokens
+        if taking is not None:
+            told, found = taking.cached_tokens(req), taking.fetch(req, seat)
+            cached, seat = cached if found is seat else told, found
+        elif self.copies is not None and not (self.rejoining is not None and req in self.rejoining):
+            seat = self.copies.fetch(seat, ids, req.salt, req.usable)
+            cached = seat.cached_tokens
         self.waiting.took(req)
         self.running.add(req, seat)
         self.shares.seated(req)
@@ -90,7 +101,7 @@ class Lifecycle:
             req.computed_from = min(req.computed_from, seat.cached_tokens)
         elif req.scheduled_at is None:
             req.scheduled_at = now
-            req.cached_tokens = req.computed_from = seat.cached_tokens
+            req.cached_tokens, req.computed_from = cached, seat.cached_tokens
             self._tally.scheduled(req, now)
         else:
             # The least of all its admissions: if it is condemned, what it computed after any of them is given up.
@@ -121,13 +132,23 @@ class Lifecycle:
         running = self.running.members()
         for req in running:
             self.retract(req, keep=False)
-        if self.rejoining is not None:
-            self.rejoining.forget()
-        self.memory.flush()
+        for kept in (self.rejoining, self.handing, self.taking):
+            if kept is not None:
+                kept.forget()
+        self.flush()
         left = self.memory.cache.cached_pages
         check("pools_start_over", left == 0 and self.memory.rows.used == 0, cached=left, rows=self.memory.rows.used)
         self._tally.restart_preemptions += len(running)
         return len(running)
+
+    def flush(self, tenant: str | None = None) -> int:
+        """Free every cached page that no row reads, and all copies of prefixes, of `tenant` only if given.
+
+        Returns how many pages. Not within a plan.
+        """
+        if self.copies is not None:
+            self.copies.flush(tenant)
+        return self.memory.flush(tenant)
 
     def preempt(self, req: Req, newcomer: Req) -> None:
         """Retract `req` for `newcomer`, which is of a higher class or of a tenant that holds less."""
@@ -170,8 +191,11 @@ class Lifecycle:
             self._unseat(req, keep=keep)
         else:
             self.waiting.remove(req)
-            if self.rejoining is not None:
-                self.rejoining.gone(req, 0)
+            for kept in (self.rejoining, self.taking):
+                if kept is not None:
+                    kept.gone(req, 0)
+            if self.handing is not None and req.kept is not None:
+                self.handing.refuse(req)
         req.move_to(RequestState.FINISHED)
         self.shares.left(req)
         self._ended.append(ended)
@@ -184,16 +208,27 @@ class Lifecycle:
         self.shares.unseated(req)
         tokens = int(self.running.known[row]) - 1
         # What a request has not computed to its end is not copied: it would have to go on in the middle of its prompt.
-        copied = returns and keep and sampled and self.rejoining is not None and self.rejoining.leave(req, tokens)
-        if self.rejoining is not None and not copied and self.rejoining.gone(req, row):
+        rooms = [room for room in (self.rejoining, self.taking) if room is not None]
+        copied = returns and keep and sampled and any(room.leave(req, tokens) for room in rooms)
+        still_waited = [] if copied else [room.gone(req, row) for room in rooms]
+        if any(still_waited):
+            keep = False
+        if self.copies is not None and self.copies.gone(row):
             keep = False
         written = req.images.keyed(self.running.remove(req))
         if copied:
             # Its leased pages come back when they are copied. It does not look for them in the cache.
             self.memory.release(row, generation, written[:0])
             return
+        if self.handing is not None and req.kept is not None and not returns:
+            if keep and sampled:
+                self.handing.keep(req, row)
+            else:
+                self.handing.refuse(req)
         if keep and sampled:
             self.memory.vouch(row, len(written))
+            if self.copies is not None:
+                self.copies.keep(row, written, req.salt)
         self.memory.release(row, generation, written if keep else written[:0])
 
     def take_ended(self) -> tuple[Ending, ...]:

@@ -15,6 +15,7 @@ from core.batch.schedule_batch import HistoryWrites, ScheduleBatch
 from core.batch.spec_plan import NO_DRAFTS, SpecPlan, TextSeed
 from core.config import SchedulerConfig
 from core.errors import Overloaded
+from core.memory.host_moves import CopyBack
 from core.sampling.uniform import origin
 from core.scheduler.draft_depth import Depth
 from core.scheduler.fair_share import Tenant
@@ -252,7 +253,7 @@ class Planner:
                 tuple(running.ids(req.row, int(running.known[req.row])) for req in penalised),
             ),
             after_idle=after_idle,
-            host_backs=() if self._rejoining is None else self._rejoining.take_backs(),
+            host_backs=self._host_backs(),
             grammar_seeds=tuple(self._seed(req) for req in fresh if req.grammar is not None),
             spec=None if self._depth is None else self._spec_plan(decodes, self._depth, fresh, most, least),
             deltas=running.deltas_of(decode_rows),
@@ -263,6 +264,15 @@ class Planner:
         self._next_step += 1
         memory = self._memory
         return build_batch(plan, memory.rows.generations, self._sampling.batch, self._pin, memory.plan_companions)
+
+    def _host_backs(self) -> tuple[CopyBack, ...]:
+        found: list[CopyBack] = []
+        if self._rejoining is not None:
+            found += self._rejoining.take_backs()
+        for kept in (self._lifecycle.copies, self._lifecycle.taking):
+            if kept is not None:
+                found += kept.take_backs()
+        return tuple(found)
 
     def _spec_plan(self, decodes: Decodes, depth: Depth, fresh: list[Req], most: Ints, least: Ints) -> SpecPlan:
         """`most`, `least`: tokens that the decode rows may have in the pools before the step, int64[n] each."""

@@ -234,8 +234,9 @@ class PrefillAdder:
     def _match_len(self, req: Req) -> int:
         if not req.reuses_prefix:
             return 0
-        ids = req.images.keyed(req.known_ids())
-        return self._memory.cache.peek(ids, len(ids) - 1, req.salt)
+        ids, copies = req.images.keyed(req.known_ids()), self._lifecycle.copies
+        found = self._memory.cache.peek(ids, len(ids) - 1, req.salt)
+        return found if copies is None else max(found, copies.peek(ids, len(ids) - 1, req.salt))
 
     def _remaining_outputs(self) -> int:
         """Tokens that running requests may still put out. Counted once a step; `_admit` adds those of a newcomer."""

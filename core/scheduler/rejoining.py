@@ -6,32 +6,23 @@ depends on seed and position only (law 13), so the tokens are the same.
 
 from __future__ import annotations
 
-import numpy as np
-
-from core.executor.interface import HostCopies
-from core.memory.host_moves import CopyBack, CopyOut, HostCopy
+from core.memory.host_moves import HostCopy, Rejoined
 from core.memory.host_tier import HostTier
-from core.memory.request_memory import RequestMemory
 from core.memory.seat import Seat
-from core.types.arrays import Ints
+from core.scheduler.outgoing import Outgoing
 from core.types.request import Req
 
 
 class Rejoining:
-    """Which waiting request has a copy, which rows wait for theirs, and which leases wait for a landing."""
+    """Which waiting request has a copy, and which rows wait for theirs."""
 
-    def __init__(self, tier: HostTier, memory: RequestMemory, copies: HostCopies) -> None:
+    def __init__(self, tier: HostTier, outgoing: Outgoing) -> None:
         self._tier = tier
-        self._memory = memory
-        self._copies = copies
+        self._outgoing = outgoing
         self._kept: dict[Req, HostCopy] = {}
         """Of waiting requests."""
-        self._leases: dict[int, int] = {}
-        """Number of a copy in flight -> the lease on the pages that it reads."""
-        self._backs: dict[int, CopyBack] = {}
+        self._backs: dict[int, Rejoined] = {}
         """By row: what the next batch must carry."""
-        self._given_up: list[int] = []
-        """Numbers of copies that the device has not been told to forget."""
         self.rejoined = self.dropped = 0
         """Requests that went on from a copy; requests that could have, had there been room for one."""
 
@@ -48,16 +39,14 @@ class Rejoining:
         """`req`, which owns its row, is retracted behind `tokens` tokens: begin a copy of them; False without room."""
         if (back := self._backs.pop(req.row, None)) is not None:
             # Its row was never filled, and no batch knows of it.
-            self._kept[req] = back.copy
+            (self._kept[req],) = back.copies
             return True
         copy = self._tier.take(tokens) if tokens else None
         if copy is None:
             self.dropped += 1
             return False
         self._kept[req] = copy
-        self._leases[copy.number] = self._memory.lend(req.row, tokens)
-        given_up, self._given_up = tuple(self._given_up), []
-        self._copies.copy_out(CopyOut(copy, self._slots(req.row, 0, tokens), given_up))
+        self._outgoing.begin((copy,), req.row, 0)
         return True
 
     def rejoin(self, req: Req, seat: Seat) -> bool:
@@ -66,8 +55,8 @@ class Rejoining:
         if copy is None:
             return False
         skip = min(seat.cached_tokens, copy.tokens)
-        slots = self._slots(seat.row, skip, copy.tokens)
-        self._backs[seat.row] = CopyBack(copy, seat.row, int(req.outputs[-1]), skip, slots)
+        slots = self._outgoing.slots(seat.row, skip, copy.tokens)
+        self._backs[seat.row] = Rejoined((copy,), skip, slots, seat.row, int(req.outputs[-1]))
         self.rejoined += 1
         return True
 
@@ -77,10 +66,9 @@ class Rejoining:
         Returns whether `row` still waited for it: then nothing was written there that other requests may find.
         """
         back = self._backs.pop(row, None)
-        copy = self._kept.pop(req, None) if back is None else back.copy
+        copy = self._kept.pop(req, None) if back is None else back.copies[0]
         if copy is not None:
             self._tier.free(copy)
-            self._given_up.append(copy.number)
         return back is not None
 
     def forget(self) -> None:
@@ -89,22 +77,9 @@ class Rejoining:
         for req in list(self._kept):
             self.gone(req, 0)
 
-    def take_backs(self) -> tuple[CopyBack, ...]:
+    def take_backs(self) -> tuple[Rejoined, ...]:
         """Of rows seated since the last call. The very next batch must carry them, before any later copy out."""
         backs, self._backs = tuple(self._backs.values()), {}
         for back in backs:
-            self._tier.free(back.copy)
+            self._tier.free(back.copies[0])
         return backs
-
-    def land(self) -> bool:
-        """End the leases of copies that have landed; whether there were any."""
-        landed = self._copies.landed()
-        for number in landed:
-            self._memory.reclaim(self._leases.pop(number))
-        return bool(landed)
-
-    def _slots(self, row: int, start: int, end: int) -> Ints:
-        """int64[end - start]: the KV slots of the tokens of `row` at [start, end)."""
-        positions, size = np.arange(start, end), self._memory.page_size
-        slots: Ints = self._memory.pages_of(row, end)[positions // size] * size + positions % size
-        return slots

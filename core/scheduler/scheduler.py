@@ -20,7 +20,8 @@ from core.invariants import check
 from core.lanes import EMIT, INTAKE, PLAN, PUBLISH, RESULTS, SUBMIT, LaneRecorder
 from core.memory.request_memory import RequestMemory
 from core.scheduler.draft_depth import Depth
-from core.scheduler.fair_share import FairShare
+from core.scheduler.fair_share import FairShare, in_its_part
+from core.scheduler.host_cache import HostCache
 from core.scheduler.intake import Intake
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.outputs import Ending, StepOutputs, StepTokens
@@ -28,7 +29,6 @@ from core.scheduler.pace import Pace
 from core.scheduler.phases import PhaseClock
 from core.scheduler.planner import Planner
 from core.scheduler.policy import POLICIES
-from core.scheduler.rejoining import Rejoining
 from core.scheduler.result_processor import ResultProcessor
 from core.scheduler.running import RunningSet
 from core.scheduler.sampling_table import SamplingTable
@@ -50,7 +50,7 @@ class Scheduler:
 
     `max_len`: tokens of the longest sequence. `pin`: copies prompt ids to memory that the device can copy from.
     `depth`: how many drafts a step verifies; None where speculation is off.
-    `rejoining`: how retracted requests come back from host memory; None where they are computed again.
+    `host_cache`: what host memory keeps of keys and values; None where it keeps nothing.
     `emit(outputs, now)` gets the outputs of a step after the next step was submitted, so that the device never waits
     for work that is done for clients.
     """
@@ -69,7 +69,7 @@ class Scheduler:
         lanes: LaneRecorder | None = None,
         pace: Pace | None = None,
         depth: Depth | None = None,
-        rejoining: Rejoining | None = None,
+        host_cache: HostCache | None = None,
     ) -> None:
         policy = POLICIES[config.policy]()
         self._most_queued = config.max_queued_requests
@@ -83,11 +83,12 @@ class Scheduler:
         self.tally = Tally(self._phases, speculates=depth is not None, prompt_tokens=config.prompt_tokens)
         sampling = SamplingTable(num_rows, vocab_size, eos_ids)
         shares = FairShare(config.prompt_tokens, num_rows)
-        self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares, rejoining)
+        self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares, host_cache)
         self._planner = Planner(config, policy, self._lifecycle, sampling, pin, executor.resolve_seq_lens, depth)
         self._results = ResultProcessor(self._lifecycle, self.tally, vocab_size, eos_ids)
         self._emit = emit
-        self._rejoining = self.tally.rejoining = rejoining
+        self.host_cache = self.tally.host_cache = host_cache
+        """None where host memory keeps nothing."""
         self._depth = depth
         self._pace = pace or Pace()
         self._due: float | None = None
@@ -116,7 +117,7 @@ class Scheduler:
         self.intake.drain(self._lifecycle.enter, self._end)
         for expired in self.intake.expired(now):
             self._end(expired)
-        returned = self._rejoining is not None and self._rejoining.land()
+        returned = self.host_cache is not None and self.host_cache.settle()
         for lease in self.memory.leases.overdue(now):
             self.memory.reclaim(lease)
             returned = True
@@ -150,11 +151,17 @@ class Scheduler:
             return True
         tenants = len({tenant, *self.waiting.tenants, *self.intake.arriving})
         own = self.waiting.waiting_of(tenant) + self.intake.arriving[tenant]
-        return tenants > 1 and own + count <= self._most_queued // tenants
+        return in_its_part(own + count, tenants, self._most_queued)
 
     def publish(self) -> None:
         """Renew `stats`. Also called when the engine dies, so that the violation it died of can be scraped."""
         self.stats = self.tally.publish(self.memory, len(self.running), len(self.waiting))
+
+    def flush(self, tenant: str | None = None) -> int:
+        """Give up every prefix that no request reads, of `tenant` or of all, in host memory too; returns its pages."""
+        flushed = self._lifecycle.flush(tenant)
+        self.publish()
+        return flushed
 
     @property
     def is_still(self) -> bool:

@@ -21,8 +21,8 @@ from core.histogram import (
 )
 from core.memory.request_memory import RequestMemory
 from core.scheduler.draft_tally import DraftTally
+from core.scheduler.host_cache import HostCache, HostCacheStats
 from core.scheduler.phases import PhaseClock
-from core.scheduler.rejoining import Rejoining
 from core.types.request import Req
 from core.types.stats import EngineStats
 
@@ -58,8 +58,8 @@ class Tally:
         self._most_prompt_tokens = prompt_tokens
         self._phases = phases
         self._drafts = DraftTally() if speculates else None
-        self.rejoining: Rejoining | None = None
-        """Set by the scheduler where retracted requests are copied to host memory."""
+        self.host_cache: HostCache | None = None
+        """Set by the scheduler where host memory keeps something."""
         self.preemptions = 0
         self.priority_preemptions = 0
         self.share_preemptions = 0
@@ -166,15 +166,19 @@ class Tally:
     def publish(self, memory: RequestMemory, running: int, waiting: int) -> EngineStats:
         """The snapshot after this step; `running` and `waiting` are numbers of requests."""
         elapsed = self._busy + self._idle
+        host = HostCacheStats() if self.host_cache is None else self.host_cache.stats()
         return EngineStats(
             step=self._step,
             pools=memory.stats(),
             running=running,
             waiting=waiting,
             leased_pages=memory.leases.diverted,
-            host_cache_bytes=0 if self.rejoining is None else self.rejoining.used_bytes,
-            rejoined_requests=0 if self.rejoining is None else self.rejoining.rejoined,
-            host_copies_dropped=0 if self.rejoining is None else self.rejoining.dropped,
+            host_cache_bytes=host.nbytes,
+            rejoined_requests=host.rejoined,
+            host_copies_dropped=host.dropped,
+            host_fetched_tokens=host.fetched_tokens,
+            host_kept_tokens=host.kept_tokens,
+            host_evicted_tokens=host.evicted_tokens,
             page_size=memory.page_size,
             chunked_prefill_size=self._most_prompt_tokens,
             prompt_tokens=self._prompt_tokens,

@@ -11,6 +11,10 @@ WEIGHT_VERSION: Final = re.compile(r"[A-Za-z0-9._:/@+-]{1,128}")
 """Names of weights: an HTTP header, a label of a metric and a path may hold them as they are."""
 
 
+CONTROL_BUSY: Final = "CONTROL_BUSY"
+"""The `reason` of Overloaded while weights are updated, or the engine falls asleep or wakes."""
+
+
 class Activity(Enum):
     """Whether an engine that is READY plans steps."""
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from core.types.audio import Audio
 from core.types.chat import AnswerPart, ChatMessage, ToolMode
 from core.types.constraint import Constraint
+from core.types.handover import Handed, HandOver, TakeOver
 from core.types.labels import Labels
 from core.types.sampling_params import SamplingParams
 
@@ -74,6 +75,10 @@ class GenerateRequest:
     """With `ToolMode.REQUIRED`: of the one tool that is called, once; empty for any of them, as often as it likes."""
     images: tuple[bytes, ...] = ()
     """Encoded images of `text` or `token_ids`, in the order of their places; those of `chat` are in its messages."""
+    hand_over: HandOver | None = None
+    """Its prompt is computed here, and decoded by another engine."""
+    take_over: TakeOver | None = None
+    """Its prompt was computed by another engine, and is decoded here."""
     parse_answer: bool = False
     """Whether the answer to `chat` is read: deltas then have `parts` in place of `text`."""
 
@@ -243,7 +248,8 @@ class Delta:
 class Finished:
     """Last event of output `index`; exactly one per index. `matched_stop` is the stop string or stop token id.
 
-    `weight_version`: of the weights that its last token is of.
+    `weight_version`: of the weights that its last token is of. `handed`: where the keys of its prompt are, if another
+    engine is to decode it.
     """
 
     index: int
@@ -252,6 +258,7 @@ class Finished:
     timing: Timing
     matched_stop: str | int | None = None
     weight_version: str = ""
+    handed: Handed | None = None
 
 
 OutputEvent = Started | Delta | Finished
@@ -282,10 +289,16 @@ class ModelInfo:
     generates: bool = True
     """Whether the model puts out text: one with a classification head, or an encoder alone, does not."""
     answer_form: str = ""
+    """How the model writes thoughts and calls, by the name of the form; empty if that is not known."""
     takes_images: bool = False
     takes_audio: bool = False
-    """How the model writes thoughts and calls, by the name of the form; empty if that is not known."""
     grammar_backend: str = ""
     """Library that constraints are compiled with; empty if there is none."""
+    role: str = "both"
+    """`prefill` or `decode` where other servers do the rest of a request."""
+    engine_id: str = ""
+    """Drawn at the start of an engine with a role; empty without one."""
+    transfer_port: int = 0
+    """Where engines that decode fetch keys; 0 where they do not."""
     path: str = ""
     """Directory of the checkpoint on the server's disk."""

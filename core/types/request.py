@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from core.invariants import check
 from core.types.grammar import Grammar
+from core.types.handover import Kept
 from core.types.image import NO_IMAGES, PromptImages
 from core.types.io import Pooling
 from core.types.sampling_params import SamplingParams
@@ -77,6 +78,8 @@ class Req:
     sink: object = None
     """Where the output processor puts its tokens; the scheduler passes it through and never looks inside."""
 
+    kept: Kept | None = None
+    """Where the keys of its prompt are handed over, for another engine to decode."""
     speculative: bool = True
     """Whether the client lets drafts of its tokens be made."""
     pooling: Pooling | None = None

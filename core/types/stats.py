@@ -6,6 +6,7 @@ One uniform `PoolStats` per pool instead of one optional field per kind of pool;
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -120,6 +121,44 @@ def _at_least(counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferStats:
+    """What became of keys that travel between engines, so far. An engine that prefills has the first four."""
+
+    kept: int = 0
+    """Prompts whose keys wait for an engine that decodes, now."""
+    given: int = 0
+    lost: int = 0
+    """Prompts whose keys no engine got: there was no room for them, or none asked in time."""
+    given_tokens: int = 0
+    taken: int = 0
+    """Requests that went on from keys of another engine."""
+    taken_tokens: int = 0
+    evicted: int = 0
+    """Requests whose cached beginning was given up while the rest of their keys was on its way."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Keys that did not arrive, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """One engine of several behind one server, as the process knows it that shares requests out."""
+
+    name: str
+    ready: bool
+    """Whether it is sent requests."""
+    running: int = 0
+    waiting: int = 0
+    kv_used: int = 0
+    """Pages that live requests hold."""
+    kv_capacity: int = 0
+    requests: int = 0
+    """Sent to it so far."""
+    matched: int = 0
+    """Of these, those whose prompt begins like one that it was sent before."""
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """The engine as of the end of one step. Counters only grow; times are seconds.
 
@@ -134,11 +173,19 @@ class EngineStats:
     leased_pages: int = 0
     """KV pages without an owner that a transfer in flight still touches; free when it is over."""
     host_cache_bytes: int = 0
-    """Host memory that copies of retracted requests take."""
+    """Host memory that copies of prefixes and of retracted requests take."""
+    transfers: TransferStats | None = None
+    """None for an engine that does both, prefill and decode."""
     rejoined_requests: int = 0
     """How often a retracted request went on from its copy."""
     host_copies_dropped: int = 0
     """How often there was no room for a copy, so that the request was computed again."""
+    host_fetched_tokens: int = 0
+    """Tokens of prefixes that came back from host memory and were not computed again."""
+    host_kept_tokens: int = 0
+    """Tokens of prefixes that were copied to host memory."""
+    host_evicted_tokens: int = 0
+    """Tokens of prefixes whose copies gave way to others."""
     page_size: int = 1
     chunked_prefill_size: int = 0
     """Most prompt tokens in one step."""
@@ -190,3 +237,5 @@ class EngineStats:
     finished: dict[str, int] = field(default_factory=dict)
     assert_failures: dict[str, int] = field(default_factory=dict)
     histograms: dict[str, HistogramStats] = field(default_factory=dict)
+    replicas: tuple[ReplicaStats, ...] = ()
+    """Empty for an engine that is the only one of its server."""

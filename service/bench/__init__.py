@@ -22,11 +22,17 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
         "Decode and prefill on a GPU as shares of what it can do; transformers beside it.",
     ),
     "growth": ("service.bench.growth:growth", "Curves of throughput, host time, start-up and memory."),
+    "host-cache": (
+        "service.bench.host_cache:host_cache",
+        "What prefixes in host memory save, beside computing them again.",
+    ),
     "memory": ("service.bench.memory:memory", "What MLA latents and a pool for sliding windows save."),
     "overlap": (
         "service.bench.overlap:overlap",
         "Idle share of an emulated device, with overlap on and off.",
     ),
+    "pd": ("service.bench.pd:pd", "Prefill on one engine and decode on another: keys over TCP, and first tokens."),
+    "replicas": ("service.bench.replicas:replicas", "Several engines behind one server, and the router before them."),
     "scheduler": ("service.bench.scheduler:scheduler", "Host time per step and request, and per prompt admitted."),
     "service": ("service.bench.service:service", "Tokens per second to gRPC clients, against raw grpc.aio."),
     "speculation": (

@@ -26,6 +26,7 @@ MAX_PORT = 65535
 BUNDLED_NAME = "slipstream-bundled"
 REFUSAL_ROOM = 256
 ANY_NAME = "*"
+MOST_ENGINES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,13 @@ class ServerConfig:
         "Network",
         "Processes that serve gRPC in front of the engine's own; 0: the engine's process does.",
         low=0,
+    )
+    data_parallel: int = setting(
+        1,
+        "Network",
+        "Engines of this server, each a process with the whole model and devices, or cores, of its own. A request goes"
+        " to the one that has least to do or knows its prompt; limits of batch, queue and KV cache hold for each.",
+        low=1,
     )
     reflection: bool = setting(False, "Network", "Serve gRPC reflection, which shows the API to every client.")
     gateway: bool = setting(True, "Network", "Serve the dialects of smg where slipstream[gateway] is installed.")
@@ -209,6 +217,10 @@ class ServerConfig:
                     raise ConfigError(f"{name} needs auth_token_file or tls_client_ca, which say who calls")
             if self.grammar_writers - {ANY_NAME}:
                 raise ConfigError("grammar_callers needs auth_token_file or tls_client_ca, which say who calls")
+        if self.data_parallel > MOST_ENGINES:
+            raise ConfigError(f"data_parallel must be at most {MOST_ENGINES}; got {self.data_parallel}")
+        if self.data_parallel > 1 and self.engine.disagg.role != "both":
+            raise ConfigError("data_parallel is not possible with role yet: start a server for each engine")
         if self.tls_client_ca is None and self.tls_client_names is not None:
             raise ConfigError("tls_client_names needs tls_client_ca")
         if self.tls_client_ca is not None and self.tls_client_names is None:
@@ -220,8 +232,17 @@ class ServerConfig:
     def concurrency_limit(self) -> int:
         """Most Generate, Embed, Classify and Score calls open at once."""
         # Beyond batch and queue, so that a full queue refuses at once instead of making callers stand in line first.
-        held = self.engine.memory.max_running_requests + self.engine.scheduler.max_queued_requests
-        return self.max_concurrent_requests or held + REFUSAL_ROOM
+        return self.max_concurrent_requests or self.max_running + self.max_queued + REFUSAL_ROOM
+
+    @property
+    def max_running(self) -> int:
+        """Most requests in the batches of all engines."""
+        return self.data_parallel * self.engine.memory.max_running_requests
+
+    @property
+    def max_queued(self) -> int:
+        """Most requests that wait for the batches of all engines."""
+        return self.data_parallel * self.engine.scheduler.max_queued_requests
 
     @property
     def admin_names(self) -> frozenset[str]:

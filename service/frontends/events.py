@@ -2,7 +2,8 @@
 
 Its parts, in this order:
 (1) four lengths (`_LENGTHS`);
-(2) the head, in JSON: the events before the deltas (`Started`) and those after them (`Finished` and errors);
+(2) the head, in JSON: the events before the deltas (`Started`), those after them (`Finished` and errors), and parts of
+    answers by the row of their delta;
 (3) one row for each delta (`_ROW`), then the token ids of all deltas;
 (4) the log probabilities in columns: their ids, the counts of their alternatives, their values;
 (5) the ids of the alternatives, then their values;
@@ -21,7 +22,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from core.types.chat import AnswerPart
 from core.types.io import Delta, TokenLogprob
+from core.types.plain import to_plain
+from service.frontends.plain_json import from_plain
 from service.frontends.wire import Kind, WireError, pack
 
 _LENGTHS = struct.Struct("<5I")
@@ -45,6 +49,7 @@ class EventBatch:
         """Bytes of the frame, estimated."""
         self._before: list[str] = []
         self._after: list[str] = []
+        self._parts: list[str] = []
         self._rows: list[bytes] = []
         self._texts: list[bytes] = []
         self._ids, self._logprob_ids, self._counts, self._top_ids, self._named = (array("I") for _ in range(5))
@@ -69,6 +74,7 @@ class EventBatch:
     def add(self, stream: int, delta: Delta) -> None:
         """Add one delta of `stream`."""
         ids, logprobs, text = delta.token_ids, delta.logprobs, delta.text.encode("utf-8", "surrogatepass")
+        parts = [len(self._rows), to_plain(delta.parts)] if delta.parts else None
         row = _ROW.pack(stream, delta.index, delta.position, len(ids), len(logprobs), len(text))
         if len(ids) == 1 and not logprobs:
             # The usual delta of a step, made without a temporary array.
@@ -78,6 +84,8 @@ class EventBatch:
             numbers = array("I", ids)
             self._add_logprobs(logprobs)
             self._ids += numbers
+        if parts is not None:
+            self._parts.append(self._told(parts))
         self._rows.append(row)
         self._texts.append(text)
         self.size += _ROW.size + 4 * len(ids) + len(text)
@@ -102,7 +110,9 @@ class EventBatch:
 
     def frame(self) -> bytes:
         """The whole EVENTS frame. Raises WireError where it would be larger than a frame may be."""
-        head = f"[[{','.join(self._before)}],[{','.join(self._after)}]]".encode()
+        head = "[{}]".format(
+            ",".join(f"[{','.join(each)}]" for each in (self._before, self._after, self._parts))
+        ).encode()
         numbers = (self._ids, self._logprob_ids, self._counts, self._named, self._logprobs)
         told = (self._top_ids, self._top_logprobs, self._chosen)
         counts = (len(self._rows), len(self._logprobs), len(self._top_ids), len(self._chosen))
@@ -114,12 +124,12 @@ class EventBatch:
 def read_events(body: bytes) -> tuple[list[Any], Iterator[tuple[int, Delta | None]], list[Any]]:
     """Read what an `EventBatch` wrote: starts, then pairs of stream and delta, then ends.
 
-    The delta is None where its text cannot be decoded. Raises WireError, struct.error or ValueError for a body whose
-    parts do not add up.
+    The delta is None where its text or its parts cannot be read. Raises WireError, struct.error or ValueError for a
+    body that does not add up.
     """
     head_length, count, logprobs, tops, chosen = _LENGTHS.unpack_from(body)
     at = _LENGTHS.size + head_length
-    before, after = json.loads(body[_LENGTHS.size : at])
+    before, after, parts = json.loads(body[_LENGTHS.size : at])
     rows_end = at + count * _ROW.size
     rows = list(_ROW.iter_unpack(body[at:rows_end]))
     columns = _Columns(body, rows_end)
@@ -129,7 +139,7 @@ def read_events(body: bytes) -> tuple[list[Any], Iterator[tuple[int, Delta | Non
         raise WireError("the rows of an EVENTS frame do not add up")
     if len(body) != columns.at + sum(row[5] for row in rows):
         raise WireError("the texts of an EVENTS frame do not add up")
-    return before, _read_deltas(body[columns.at :], rows, ids, told), after
+    return before, _read_deltas(body[columns.at :], rows, ids, told, dict(parts)), after
 
 
 class _Columns:
@@ -170,16 +180,17 @@ class _Logprobs:
 
 
 def _read_deltas(
-    texts: bytes, rows: list[tuple[int, ...]], ids: array[int], logprobs: _Logprobs
+    texts: bytes, rows: list[tuple[int, ...]], ids: array[int], logprobs: _Logprobs, parts: dict[int, list[Any]]
 ) -> Iterator[tuple[int, Delta | None]]:
     first = told = at = 0
-    for stream, index, position, id_count, logprob_count, length in rows:
+    for row, (stream, index, position, id_count, logprob_count, length) in enumerate(rows):
         try:
             text = texts[at : at + length].decode("utf-8", "surrogatepass")
             tokens = tuple(ids[first : first + id_count])
             values = logprobs.read(told, told + logprob_count) if logprob_count else ()
-            delta = Delta(index, position, tokens, text, values)
-        except UnicodeDecodeError:
+            told_parts = tuple(from_plain(AnswerPart, each) for each in parts.get(row, ()))
+            delta = Delta(index, position, tokens, text, values, told_parts)
+        except (UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError):
             yield stream, None
         else:
             yield stream, delta

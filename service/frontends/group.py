@@ -11,13 +11,11 @@ import asyncio
 import json
 import logging
 import math
-import os
 import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, create_subprocess_exec
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from core.engine.api import Engine
@@ -33,13 +31,13 @@ from service.frontends.front_end import START_SECONDS, FrontEnd
 from service.frontends.heartbeat import PERIOD
 from service.frontends.host import FrontEndHost
 from service.frontends.wire import Kind
+from service.process.child import environment
 from service.server.metrics_port import MetricsPort
 from service.server.served_engine import ServedEngine
 from service.server.startup_checks import check
 
 log = logging.getLogger(__name__)
 
-ROOT = Path(__file__).resolve().parents[2]
 STATE_SECONDS = 0.1
 """Seconds between two STATE frames to each front end."""
 CLOSE_SECONDS = 8.0
@@ -180,8 +178,7 @@ class FrontEndGroup:
                 *(sys.executable, "-P", "-m", "service.frontends.process", str(theirs.fileno())),
                 stdin=PIPE,
                 pass_fds=(theirs.fileno(),),
-                # Whatever this process was started from, the front end must import the same package.
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                env=environment(),
             )
         assert process.stdin is not None
         process.stdin.write(json.dumps(values_of(self._settings())).encode())

@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, cast
 
 from core import buggify
 from core.engine.api import EmbedCall, Engine, OutputStream, PolledStream
@@ -88,7 +88,7 @@ class FrontEndHost:
     async def _answer(self, number: int, body: bytes) -> None:
         """Run one call and send its reply."""
         try:
-            method, value = _read_call(body)
+            method, value = self._read_call(body)
             reply = pack_json(Kind.REPLY, {"ok": await method(self, number, value)}, number)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
@@ -190,8 +190,21 @@ class FrontEndHost:
         return await self._prefixes.changes(value["of"])
 
     @property
+    def methods(self) -> Mapping[str, Method]:
+        """What may be called over the connection, by name."""
+        return METHODS
+
+    @property
     def _engine(self) -> Engine:
         return self._handle.require()
+
+    def _read_call(self, body: bytes) -> tuple[Method, dict[str, Any]]:
+        """The method that the call names, and its arguments. Raises RequestFailed if the body cannot be read."""
+        try:
+            value: dict[str, Any] = json.loads(body)
+            return self.methods[value["method"]], value
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise RequestFailed(UNREADABLE) from None
 
     def _mark(self, number: int) -> None:
         """Stream `number` has an event. Streams are read together, in a callback after the step was handed out."""
@@ -292,17 +305,8 @@ def _used(body: bytes) -> int:
         return 0
 
 
-def _read_call(body: bytes) -> tuple[_Method, dict[str, Any]]:
-    """The method that the call names, and its arguments. Raises RequestFailed if the body cannot be read."""
-    try:
-        value: dict[str, Any] = json.loads(body)
-        return _METHODS[value["method"]], value
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise RequestFailed(UNREADABLE) from None
-
-
-_Method = Callable[[FrontEndHost, int, dict[str, Any]], Awaitable[Any]]
-_METHODS: dict[str, _Method] = {
+Method = Callable[[Any, int, dict[str, Any]], Awaitable[Any]]
+METHODS: Final[Mapping[str, Method]] = {
     "generate": FrontEndHost._generate,
     "enter": FrontEndHost._enter,
     "open": FrontEndHost._open,

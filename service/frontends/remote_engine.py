@@ -58,6 +58,8 @@ class RemoteEngine:
         self.leaving = asyncio.Event()
         """Set when new calls are to be turned away."""
         self._max_pending = max_pending_tokens
+        self._gone = "the engine failed; this server is going away"
+        """What callers are told once the connection is lost."""
         self._unread = UnreadBytes()
         self._state = EngineState.STARTING
         self._stats = EngineStats()
@@ -118,9 +120,12 @@ class RemoteEngine:
         Raises what `Engine.generate` does, and what `pack_json` does for a request that no frame can hold.
         """
         number = self._next()
-        stream = RemoteStream(
-            request.request_id, request.sampling.n, lambda: self.end(number), self._max_pending, self._unread
-        )
+        outputs, room = request.sampling.n, self._unread
+        stream = RemoteStream(request.request_id, outputs, lambda: self.end(number), self._max_pending, room)
+        await self._begin(number, stream, request)
+        return stream
+
+    async def _begin(self, number: int, stream: RemoteStream, request: GenerateRequest) -> None:
         # Before the question: events can arrive together with the reply, before this task runs again.
         self._streams[number] = stream
         try:
@@ -128,7 +133,6 @@ class RemoteEngine:
         except BaseException:
             self._streams.pop(number, None)
             raise
-        return stream
 
     async def entered(self, tenant: str, deadline: float | None, work: Work) -> tuple[int, float]:
         """Wait for a place in the tenant's gate. Returns the number with which `end` gives it back, and the weight."""
@@ -203,9 +207,10 @@ class RemoteEngine:
 
     def fail_streams(self, error: SlipstreamError) -> None:
         """End every stream that is still open here with `error`."""
-        for stream in self._streams.values():
+        # Taken out first: what is called for one stream can end another one.
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
             stream.fail(error)
-        self._streams.clear()
 
     def end(self, number: int, used: int = 0) -> None:
         """Have the engine end call `number`; a tenant's place is given back with `used` tokens. Idempotent."""
@@ -227,7 +232,7 @@ class RemoteEngine:
 
     async def _ask(self, number: int, method: str, **arguments: Any) -> Any:
         if self._state is EngineState.DEAD:
-            raise _dead()
+            raise EngineDead(self._gone)
         call = pack_json(Kind.CALL, {"method": method, **arguments}, number)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         self.link.send(call)
@@ -328,15 +333,11 @@ class RemoteEngine:
     def _lost(self) -> None:
         """The engine process is gone: streams and open questions end with EngineDead, to clients UNAVAILABLE."""
         self._state = EngineState.DEAD
-        self.fail_streams(_dead())
         waiting: list[asyncio.Future[Any]] = [*self._replies.values(), self._ready]
         for future in waiting:
             if not future.done():
-                future.set_exception(_dead())
+                future.set_exception(EngineDead(self._gone))
                 future.exception()  # retrieved: asyncio would log it where no task waits
         if not self.closing.done():
             self.closing.set_result(True)
-
-
-def _dead() -> SlipstreamError:
-    return EngineDead("the engine failed; this server is going away")
+        self.fail_streams(EngineDead(self._gone))

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from core.engine.streams.stream_end import StreamEnd
 from core.engine.streams.unread import MORE_TOKENS, TOKEN_BYTES, UnreadRoom, too_many_bytes, too_many_tokens
+from core.types.chat import AnswerPart
 from core.types.io import Delta, OutputEvent
 from core.types.logprobs import TokenLogprobs
 
@@ -21,23 +22,31 @@ class _Unread:
         self.index, self._position = first.index, first.position
         self._ids: list[int] = []
         self._texts: list[str] = []
+        self._parts: list[AnswerPart] = []
         self._logprobs = TokenLogprobs()
         self.add(first)
 
     def add(self, delta: Delta) -> None:
         self._ids += delta.token_ids
         self._texts.append(delta.text)
+        self._parts += delta.parts
         if delta.logprobs:
             self._logprobs.extend(delta.logprobs)
 
     @property
     def held_bytes(self) -> int:
         """Bytes that the deltas take. Each text is a string of its own until it is read, so its overhead counts."""
-        texts = sum(map(sys.getsizeof, self._texts))
+        texts = sum(map(sys.getsizeof, self._texts)) + sum(map(_bytes_of, self._parts))
         return len(self._ids) * TOKEN_BYTES + texts + self._logprobs.held_bytes
 
     def merged(self) -> Delta:
-        return Delta(self.index, self._position, tuple(self._ids), "".join(self._texts), self._logprobs or ())
+        ids, text = tuple(self._ids), "".join(self._texts)
+        return Delta(self.index, self._position, ids, text, self._logprobs or (), tuple(self._parts))
+
+
+def _bytes_of(part: AnswerPart) -> int:
+    """Bytes that a part of an answer takes, about."""
+    return sys.getsizeof(part.text) + (0 if part.call is None else sys.getsizeof(part.call.arguments))
 
 
 class RemoteStream:

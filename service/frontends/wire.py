@@ -26,13 +26,19 @@ _HEADER = struct.Struct("<IBBQ")
 
 
 class Kind(IntEnum):
-    """The kind of a frame. READY, STATE, EVENTS, REPLY and CLOSE come from the engine, the others from front ends."""
+    """The kind of a frame. Those below 16 come from the engine, the others from front ends.
+
+    LOADING, FAILED and ENDED come from engines of `service.replicas` only.
+    """
 
     READY = 1
     STATE = 2
     EVENTS = 3
     REPLY = 4
     CLOSE = 5
+    LOADING = 6
+    FAILED = 7
+    ENDED = 8
     LISTENING = 16
     SERVING = 17
     CALL = 18

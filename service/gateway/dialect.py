@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from core.types.handover import Handed
 from core.types.io import EmbedRequest, EmbedResult, GenerateRequest, ModelInfo, TokenLogprob, Usage
 from core.types.stats import DraftStats
 
@@ -55,6 +56,8 @@ class Whole:
     matched_stop: str | int | None
     chosen_ids: Sequence[int] = ()
     prompt: Any = None
+    handed: Handed | None = None
+    """Where the keys of the prompt are, for the worker that decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,12 @@ class ServerFacts:
     max_running: int
     max_total_tokens: int
     dtype: str
+    kv_dtype: str
+    """As `--kv-cache-dtype` says it."""
+    role: str
+    """`both`, `prefill` or `decode`, and what such a worker is paired by."""
+    engine_id: str
+    transfer_port: int
 
 
 class Dialect(Protocol):

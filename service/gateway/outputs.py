@@ -41,5 +41,5 @@ class OutputSoFar:
     def finish(self, finished: Finished) -> Whole:
         """The whole output."""
         reason = REASONS[finished.reason]
-        told = (reason, finished.usage, finished.matched_stop, self._chosen_ids, self._prompt)
+        told = (reason, finished.usage, finished.matched_stop, self._chosen_ids, self._prompt, finished.handed)
         return Whole(self._index, self._ids, self._logprobs, *told)

@@ -46,6 +46,9 @@ class GatewayServicer:
             with self._calls.counting_refusals(), self._own_names():
                 info = self._calls.writing_model()
                 asked = self.dialect.generate_request(request, info, self._calls.deadline(context))
+                if asked.request.take_over is not None and not asked.request.take_over.engine_id:
+                    # It may wait for keys of a prompt that was refused: the gateway aborts it once it has headers.
+                    await context.send_initial_metadata(())
                 stream = await self._calls.generate(traced(asked.request, context), held)
             held.push_async_callback(stream.aclose)
             writing = Generation(self.dialect, asked)

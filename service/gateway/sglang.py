@@ -15,6 +15,7 @@ from core.types.sampling_params import MAX_PROMPT_LOGPROBS
 from service.gateway import reading
 from service.gateway.answers import Answers
 from service.gateway.dialect import Asked, Load, ModelFacts, ServerFacts
+from service.gateway.pairing import BOOTSTRAP, read_bootstrap
 from service.gateway.reading import IDS, PARAMS
 
 SAMPLING: Mapping[str, str] = {
@@ -48,7 +49,6 @@ MAX_CHOSEN_IDS = 128
 UNSERVED: Mapping[str, str] = {
     "mm_inputs": "this server takes text only",
     "return_hidden_states": "hidden states are not served",
-    "disaggregated_params": "this server prefills and decodes itself",
     "custom_logit_processor": "is not run here",
     "input_embeds": "prompts are token ids here",
 }
@@ -77,6 +77,8 @@ class SglangDialect(Answers):
         **{f"{PARAMS}.{ours}": f"{PARAMS}.{theirs}" for theirs, ours in SAMPLING.items()},
         f"{PARAMS}.top_logprobs": "top_logprobs_num",
         f"{PARAMS}.logprob_token_ids": "token_ids_logprob",
+        "hand_over": BOOTSTRAP,
+        "take_over": BOOTSTRAP,
         **{f"constraint.{kind.value}": f"{PARAMS}.{theirs}" for theirs, kind in CONSTRAINTS.items()},
     }
 
@@ -104,6 +106,7 @@ class SglangDialect(Answers):
             FieldViolation(f"{PARAMS}.logit_bias", "keys must be token ids") for token in bias.values() if token is None
         ][:1]
         reading.refuse(violations)
+        hand_over, take_over = read_bootstrap(message, info)
         sampling = reading.sampling(
             params,
             SAMPLING,
@@ -121,7 +124,10 @@ class SglangDialect(Answers):
             want_text=False,
             deadline=deadline,
             adapter=message.lora_id,
-            constraint=_constraint(params),
+            # Its one token is thrown away: no grammar is compiled for it, nor does it contradict the other fields.
+            constraint=None if hand_over else _constraint(params),
+            hand_over=hand_over,
+            take_over=take_over,
         )
         return Asked(request, message.stream, max(0, message.logprob_start_len))
 
@@ -188,12 +194,14 @@ class SglangDialect(Answers):
                 "tp_size": 1,
                 "dp_size": 1,
                 "max_running_requests": facts.max_running,
-                "disaggregation_mode": "null",
+                "disaggregation_mode": "null" if facts.role == "both" else facts.role,
                 "page_size": facts.page_size,
                 "dtype": facts.dtype,
                 "slipstream_version": facts.version,
             }
         )
+        if facts.transfer_port:
+            response.server_args.update({"disaggregation_bootstrap_port": facts.transfer_port})
         return response
 
     def loads(self, version: str, timestamp: str, load: Load) -> pb.GetLoadsResponse:

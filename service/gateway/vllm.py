@@ -11,7 +11,8 @@ from core.types.constraint import MAX_CHOICES, Constraint, ConstraintKind
 from core.types.io import EmbedRequest, GenerateRequest, ModelInfo
 from service.gateway import reading
 from service.gateway.answers import Answers
-from service.gateway.dialect import Asked, ServerFacts
+from service.gateway.dialect import Asked, ServerFacts, Whole
+from service.gateway.pairing import CONNECTOR, KV_ROLES, PARAMS_JSON, read_json, written
 from service.gateway.reading import IDS, PARAMS
 
 MAX_ABORT_IDS = 256
@@ -45,8 +46,7 @@ CONSTRAINTS: Mapping[str, ConstraintKind] = {
 ANY_OBJECT = '{"type": "object"}'
 
 UNSERVED: Mapping[str, str] = {
-    "kv_transfer_params": "this server prefills and decodes itself",
-    "kv_transfer_params_json": "this server prefills and decodes itself",
+    "kv_transfer_params": "this server reads kv_transfer_params_json",
     "mm_inputs": "this server takes text only",
     "extra_mm_inputs": "this server takes text only",
     "media_refs": "this server takes text only",
@@ -71,6 +71,8 @@ class VllmDialect(Answers):
         f"{PARAMS}.prompt_logprobs": f"{PARAMS}.prompt_logprobs",
         **{f"constraint.{kind.value}": f"{PARAMS}.{theirs}" for theirs, kind in CONSTRAINTS.items()},
         "constraint.choice": f"{PARAMS}.choice",
+        "hand_over": PARAMS_JSON,
+        "take_over": PARAMS_JSON,
     }
 
     def generate_request(self, message: pb.GenerateRequest, info: ModelInfo, deadline: float | None) -> Asked:
@@ -98,6 +100,7 @@ class VllmDialect(Answers):
         if len(params.choice.choices) > MAX_CHOICES:
             violations.append(FieldViolation(f"{PARAMS}.choice", f"at most {MAX_CHOICES} choices can be served"))
         reading.refuse(violations)
+        hand_over, take_over = read_json(message.kv_transfer_params_json)
         sampling = reading.sampling(
             params,
             SAMPLING,
@@ -113,9 +116,18 @@ class VllmDialect(Answers):
             sampling=sampling,
             want_text=False,
             deadline=deadline,
-            constraint=_constraint(params),
+            # Its one token is thrown away: no grammar is compiled for it, nor does it contradict the other fields.
+            constraint=None if hand_over else _constraint(params),
+            hand_over=hand_over,
+            take_over=take_over,
         )
         return Asked(request, message.stream)
+
+    def complete(self, request_id: str, whole: Whole) -> pb.GenerateResponse:
+        """The response with all tokens of one output, and with where the keys of its prompt are."""
+        response: pb.GenerateResponse = super().complete(request_id, whole)
+        response.complete.kv_transfer_params_json = written(whole.handed)
+        return response
 
     def embed_request(self, message: pb.EmbedRequest, info: ModelInfo, deadline: float | None) -> EmbedRequest:
         """Read an Embed: the token ids of one input. Raises InvalidRequest."""
@@ -138,8 +150,8 @@ class VllmDialect(Answers):
         return pb.AbortResponse()
 
     def server_info(self, facts: ServerFacts) -> pb.GetServerInfoResponse:
-        """The response, without a KV connector: this server prefills and decodes itself."""
-        return pb.GetServerInfoResponse(
+        """The response, with a KV connector where this server only prefills, or only decodes."""
+        response = pb.GetServerInfoResponse(
             active_requests=facts.active_requests,
             is_paused=facts.paused,
             uptime_seconds=facts.uptime,
@@ -150,6 +162,10 @@ class VllmDialect(Answers):
             max_num_seqs=facts.max_running,
             constrained_decoding_start="first_token",
         )
+        if facts.role != "both":
+            response.kv_connector, response.kv_role = CONNECTOR, KV_ROLES[facts.role]
+            response.kv_engine_id, response.kv_cache_dtype = facts.engine_id, facts.kv_dtype
+        return response
 
 
 def _constraint(params: pb.SamplingParams) -> Constraint | None:

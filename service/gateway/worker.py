@@ -35,7 +35,7 @@ class Worker:
         self._handle = calls.handle
         self._started, self._started_at = time.monotonic(), datetime.now(UTC)
         self._checkpoint: dict[str, Any] | None = None
-        self.meter = LoadMeter(lambda: self._handle.stats, calls.config.engine.memory.max_running_requests)
+        self.meter = LoadMeter(lambda: self._handle.stats, calls.config.max_running)
         self.tokenizer = TokenizerZip(lambda: self._folder)
         self.subscriptions = Subscriptions(calls, self.load)
         self._calls = calls
@@ -79,9 +79,13 @@ class Worker:
             started_at=self._started_at,
             uptime=time.monotonic() - self._started,
             page_size=self._config.engine.memory.page_size,
-            max_running=self._config.engine.memory.max_running_requests,
+            max_running=self._config.max_running,
             max_total_tokens=self.meter.load().max_total_tokens,
             dtype=engine.model_info.dtype,
+            kv_dtype=self._config.engine.model.kv_cache_dtype,
+            role=engine.model_info.role,
+            engine_id=engine.model_info.engine_id,
+            transfer_port=engine.model_info.transfer_port,
         )
 
     def _read_checkpoint(self) -> dict[str, Any]:

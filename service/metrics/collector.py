@@ -18,11 +18,11 @@ from core.lanes import PHASES
 from core.machine import memory_share
 from core.types.control import Activity
 from core.types.io import FinishReason
-from core.types.stats import DraftStats, EngineStats, HistogramStats
+from core.types.stats import DraftStats, EngineStats, HistogramStats, TransferStats
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
 from service.engine.handle import EngineHandle
-from service.metrics import control, names, speculation
+from service.metrics import control, names, replicas, speculation, transfers
 from service.metrics.histograms import HISTOGRAMS
 from service.metrics.metric import Metric
 
@@ -61,7 +61,7 @@ def engine_view(handle: EngineHandle, config: ServerConfig, version: str, fronte
         stats,
         handle.state,
         singles=(
-            (names.WAITING_LIMIT, config.engine.scheduler.max_queued_requests),
+            (names.WAITING_LIMIT, config.max_queued),
             (names.FRONTENDS_RUNNING, frontends),
             (names.STARTUP_SECONDS, handle.startup_seconds),
             (names.MEMORY_SHARE, memory_share()),
@@ -105,6 +105,9 @@ class EngineCollector(Collector):
         yield from (_single(metric, getattr(stats, metric.field)) for metric in control.SINGLES)
         yield _labelled(control.ACTIVITY, {each.value: float(each is stats.activity) for each in Activity})
         yield from _drafts(stats.drafts or DraftStats())
+        yield from _transfers(stats.transfers or TransferStats())
+        for metric in replicas.BY_REPLICA:
+            yield _labelled(metric, {each.name: float(getattr(each, metric.field)) for each in stats.replicas})
         yield from (_single(metric, value) for metric, value in view.singles)
         yield _single(names.KV_CACHE_USAGE, kv_usage(stats))
         yield from _histograms(stats)
@@ -144,6 +147,11 @@ def _drafts(stats: DraftStats) -> Iterator[Family]:
         values = getattr(stats, metric.field)
         yield _labelled(metric, {str(position): value for position, value in enumerate(values)})
     yield _histogram(speculation.ACCEPTANCE_LENGTH, stats.lengths)
+
+
+def _transfers(stats: TransferStats) -> Iterator[Family]:
+    yield from (_single(metric, getattr(stats, metric.field)) for metric in transfers.SINGLES)
+    yield _labelled(transfers.FAILURES, stats.failures)
 
 
 def _pools(stats: EngineStats) -> Iterator[Family]:

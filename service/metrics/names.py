@@ -5,7 +5,7 @@ Counters are named here without `_total`; the client library adds it. Units are 
 
 from __future__ import annotations
 
-from service.metrics import control, speculation
+from service.metrics import control, host_memory, replicas, speculation, transfers
 from service.metrics.histograms import HISTOGRAMS
 from service.metrics.metric import Metric
 
@@ -92,24 +92,7 @@ SNAPSHOT: tuple[Metric, ...] = (
         "KV pages that no request holds and a transfer in flight still touches; free when it is over.",
         field="leased_pages",
     ),
-    Metric(
-        "slipstream_host_cache_bytes",
-        "gauge",
-        "Bytes of host memory that hold keys and values of retracted requests.",
-        field="host_cache_bytes",
-    ),
-    Metric(
-        "slipstream_rejoined_requests",
-        "counter",
-        "Retracted requests that went on from host memory, without a prefill.",
-        field="rejoined_requests",
-    ),
-    Metric(
-        "slipstream_host_copies_dropped",
-        "counter",
-        "Retracted requests that host memory had no room for.",
-        field="host_copies_dropped",
-    ),
+    *host_memory.METRICS,
     Metric("slipstream_prompt_tokens", "counter", "Prompt tokens of admitted requests.", field="prompt_tokens"),
     Metric("slipstream_cached_tokens", "counter", "Prompt tokens served from the prefix cache.", field="cached_tokens"),
     Metric(
@@ -306,6 +289,9 @@ ALL: tuple[Metric, ...] = (
     *speculation.SINGLES,
     *speculation.BY_POSITION,
     speculation.ACCEPTANCE_LENGTH,
+    *transfers.SINGLES,
+    transfers.FAILURES,
+    *replicas.BY_REPLICA,
     WAITING_LIMIT,
     COMPUTED_TOKENS,
     PHASE_SECONDS,

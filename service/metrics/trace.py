@@ -36,6 +36,10 @@ class Refusal:
     message: str
 
 
+NO_STEPS = (
+    "no steps run in this process: the model is still being loaded, or --data-parallel has engines in processes of "
+    "their own"
+)
 ABANDONED = Refusal(HTTPStatus.REQUEST_TIMEOUT, "the client left before its trace was made")
 
 
@@ -91,7 +95,7 @@ class TraceDoor:
             return Refusal(HTTPStatus.BAD_REQUEST, f"seconds must be a number above 0 and at most {MAX_SECONDS:g}")
         lanes = self._lanes()
         if lanes is None:
-            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the model is still being loaded")
+            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, NO_STEPS)
         if not self._busy.acquire(blocking=False):
             return Refusal(HTTPStatus.CONFLICT, "a trace is being recorded")
         try:

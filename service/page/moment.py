@@ -29,7 +29,7 @@ def moment(
         "step": stats.step,
         "running": stats.running,
         "waiting": stats.waiting,
-        "waiting_limit": config.engine.scheduler.max_queued_requests,
+        "waiting_limit": config.max_queued,
         "generation_tokens": stats.generation_tokens,
         "prompt_tokens": stats.prompt_tokens,
         "cached_tokens": stats.cached_tokens,

@@ -20,9 +20,13 @@ def hush_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def configure(level: str) -> None:
-    """Log records of at least `level` to stderr, warnings of libraries included. Call it before grpc is imported."""
-    logging.basicConfig(handlers=[LogWriter(sys.stderr.fileno())], level=level.upper(), format=FORMAT)
+def configure(level: str, part: str = "") -> None:
+    """Log records of at least `level` to stderr, warnings of libraries included. Call it before grpc is imported.
+
+    `part` of the server that this process is stands in every line; it has no percent signs.
+    """
+    form = FORMAT.replace("%(levelname)s", f"%(levelname)s {part}") if part else FORMAT
+    logging.basicConfig(handlers=[LogWriter(sys.stderr.fileno())], level=level.upper(), format=form)
     logging.captureWarnings(True)
     hush_grpc()
     logging.getLogger(GRPC_LOGGER).addFilter(not_a_lost_client)

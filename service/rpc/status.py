@@ -31,6 +31,7 @@ from core.errors import (
     DuplicateRequest,
     EngineDead,
     InvalidRequest,
+    KeysLost,
     Overloaded,
     Paused,
     QueueTimeout,
@@ -103,6 +104,7 @@ CODES: dict[type[SlipstreamError], grpc.StatusCode] = {
     PositionTooOld: grpc.StatusCode.OUT_OF_RANGE,
     PositionAhead: grpc.StatusCode.OUT_OF_RANGE,
     Paused: grpc.StatusCode.UNAVAILABLE,
+    KeysLost: grpc.StatusCode.UNAVAILABLE,
     Asleep: grpc.StatusCode.FAILED_PRECONDITION,
     Unsupported: grpc.StatusCode.UNIMPLEMENTED,
 }

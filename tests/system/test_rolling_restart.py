@@ -1,6 +1,7 @@
 """Two real workers, restarted one after the other under load: no client sees a failure before its first token.
 
-`-m soak` restarts both five times, behind a gRPC client and behind a real gateway; the ordinary suite does it once.
+`-m soak` restarts both five times, behind a gRPC client and behind a real gateway, with front ends and with several
+engines; the ordinary suite does it once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tests.support.scorecard import Scorecard
 
 Door = type[GrpcDoor] | type[SmgDoor]
 FRONT_ENDS = ("--frontends=2",)
+ENGINES = ("--data-parallel=2", "--cpu-threads=1")
 
 
 async def rolling_restart(
@@ -61,6 +63,8 @@ async def test_no_call_fails_in_a_rolling_restart(tmp_path: Path, scorecard: Sco
     [
         pytest.param(GrpcDoor, (), id="grpc"),
         pytest.param(GrpcDoor, FRONT_ENDS, id="grpc-frontends"),
+        pytest.param(GrpcDoor, ENGINES, id="grpc-engines"),
+        pytest.param(SmgDoor, ENGINES, id="smg-engines", marks=(needs_smg, needs_openai)),
         pytest.param(SmgDoor, (), id="smg", marks=(needs_smg, needs_openai)),
         pytest.param(SmgDoor, FRONT_ENDS, id="smg-frontends", marks=(needs_smg, needs_openai)),
     ],

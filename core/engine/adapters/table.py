@@ -41,6 +41,8 @@ class _Loaded:
     """Whether no new request finds it; it is freed with its last user."""
     used_at: float | None = None
     """`time.monotonic` seconds when a request last began or ended to use it; None before the first."""
+    digest: str = ""
+    """Of its weights."""
     order: int = 0
     """Number of its last use, or of its load while there was none: the lowest is the least recently used."""
 
@@ -91,6 +93,10 @@ class AdapterTable:
     def name(self, slot: int) -> str:
         """Name of the adapter in `slot`, which a request uses; empty for `NONE_SLOT`."""
         return "" if slot == NONE_SLOT else self._by_slot[slot].name
+
+    def digest(self, slot: int) -> str:
+        """Of the weights of the adapter in `slot`, which may be on other machines too; empty for `NONE_SLOT`."""
+        return "" if slot == NONE_SLOT else self._by_slot[slot].digest
 
     def salt(self, slot: int, salt: str) -> str:
         """The prefix-cache salt of requests for `slot` that have `salt`: KV of one adapter is wrong for every other.
@@ -148,7 +154,7 @@ class AdapterTable:
             self._free(victim)
             self.evictions += 1
         self._last_slot += 1
-        loaded = _Loaded(name, self._last_slot, adapter.rank, adapter.nbytes, pinned)
+        loaded = _Loaded(name, self._last_slot, adapter.rank, adapter.nbytes, pinned, digest=adapter.digest)
         self._by_name[name] = self._by_slot[loaded.slot] = loaded
         self.used_bytes += loaded.nbytes
         self._pending[loaded.slot] = SlotWrite(loaded.slot, adapter)

@@ -15,6 +15,7 @@ from core.errors import SlipstreamError
 from core.scheduler.intake import Intake
 from core.scheduler.outputs import Ending, StepOutputs, StepTokens
 from core.text.failures import TextFailures, is_failure
+from core.types.handover import Handed
 from core.types.io import Finished, FinishReason, Started, Timing, Usage
 from core.types.logprobs import NUMBER_BYTES, TokenLogprobs
 from core.types.request import Req
@@ -52,14 +53,16 @@ class OutputProcessor:
         on_closed: Callable[[TokenStream], None],
         failures: TextFailures,
         weight_version: Callable[[], str] = str,
+        handed: Callable[[Req], Handed | None] = lambda req: None,
     ) -> None:
-        """`weight_version`: of the weights that the newest tokens are of."""
+        """`weight_version`: of the weights that the newest tokens are of. `handed`: where the keys of a prompt are."""
         self._intake = intake
         self._wake = wake
         self._max_pending = max_pending_tokens
         self._on_closed = on_closed
         self._failures = failures
         self._weight_version = weight_version
+        self._handed = handed
         self._unread = UnreadBytes()
 
     def stream(
@@ -212,7 +215,7 @@ class OutputProcessor:
         else:
             reason, matched = self._reason(ended, output)
             measures, version = (_usage(req, output), _timing(req, now)), self._weight_version()
-            self._finish(stream, output, Finished(req.index, reason, *measures, matched, version))
+            self._finish(stream, output, Finished(req.index, reason, *measures, matched, version, self._handed(req)))
         stream.output_ended()
         if stream.open_outputs == 0:
             self._on_closed(stream)

@@ -226,6 +226,20 @@ class StateSlots:
     def _take(self) -> int:
         return self._free.pop() if self._free else self._snapshots.drop_oldest()
 
+    def slots_for(self, pages: int) -> int:
+        """See `Portable`: the state at the end of the last page."""
+        return 1
+
+    def leaves(self, pages: Ints) -> Ints | None:
+        """See `Portable`: the snapshot at the end of the last page."""
+        slot = self._snapshots.find(int(pages[-1]))
+        return np.array([slot]) if slot else None
+
+    def resumes(self, row: int, pages: Ints) -> Ints:
+        """See `Portable`: the row begins with zeros, which are replaced before its first step."""
+        check("state_slot_conservation", self._fresh[row][1] == 0, row=row)
+        return np.array([self._slot_of[row]])
+
     def released(self, row: int) -> None:
         """Free the slot of `row`. Raises InvariantViolation if it has none, as on a second release.
 

@@ -164,6 +164,23 @@ class WindowPages:
         self._pass_all(rows, self.bounds.first_places(least) - self._first[rows])
         return writes
 
+    def slots_for(self, pages: int) -> int:
+        """See `Portable`: the tokens of the last window, in whole pages."""
+        return len(self._needed(np.arange(pages))) * self.bounds.page_size
+
+    def leaves(self, pages: Ints) -> Ints | None:
+        """See `Portable`. A page that the row has passed may have gone to another row since."""
+        windows = self._window_of[self._needed(pages)]
+        return self._slots(windows) if windows.all() else None
+
+    def resumes(self, row: int, pages: Ints) -> Ints:
+        """See `Portable`: the pages inside its window are begun now."""
+        needed = self._needed(pages)
+        check("window_page_conservation", self._end[row] == 0, row=row, end=int(self._end[row]))
+        self._first[row] = self._end[row] = len(pages) - len(needed)
+        self._begin(row, needed.tolist())
+        return self._slots(self._window_of[needed])
+
     def released(self, row: int) -> None:
         """Pass all pages of `row`. Raises InvariantViolation on a second release."""
         check("window_page_conservation", self._own[row] > 0, row=row)
@@ -206,6 +223,12 @@ class WindowPages:
         check("window_page_conservation", int((guests > 0).sum()) == self._shared, shared=self._shared)
         idle = np.flatnonzero((self._window_of > 0) & (users == 0)).tolist()
         check("window_page_conservation", sorted(self._idle) == idle, idle=len(self._idle), counted=len(idle))
+
+    def _slots(self, windows: Ints) -> Ints:
+        """int64[n * page_size]: the places of window pages `windows`, int64[n], in the pool."""
+        size = self.bounds.page_size
+        slots: Ints = (windows[:, None] * size + np.arange(size)).ravel()
+        return slots
 
     def _has_room(self, tokens: int, cached: Ints, own: Ints, guests: Ints, shared: int) -> bool:
         """Whether a new row fits beside rows with `own` pages each, and `shared` KV pages that have `guests`."""

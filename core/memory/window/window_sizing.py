@@ -76,7 +76,7 @@ def divide_pages(
         page * KVPool.bytes_per_token_for(each, dtype, format) for each in (layers.full, layers.windowed)
     )
     kv_bytes += page * bytes_beside
-    budget = max(0, free_bytes(device) - reserved_bytes)
+    budget = max(0, free_bytes(device, config.machine_share) - reserved_bytes)
     if config.max_window_tokens is not None:
         left = max(0, budget - enough * window_bytes)
         kv = min(most, left // kv_bytes) if kv_bytes else most

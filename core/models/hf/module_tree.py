@@ -18,6 +18,7 @@ from core.errors import ModelLoadError
 from core.models.base import Progress
 from core.models.config import CheckpointConfig
 from core.models.hf.head_layers import head_layers
+from core.models.hf.shards import check_shards, load_options
 from core.models.mapped import SMALL, own
 from core.models.quantized.registry import method_name, quant_method
 
@@ -65,7 +66,8 @@ def load_module(
     """
     progress("weights", 0.0)
     method = quant_method(checkpoint)
-    options = {**options, **(method.load_options() if method else {})}
+    shards = load_options(read_configuration(checkpoint), config.tensor_parallel)
+    options = {**options, **(method.load_options() if method else {}), **shards}
     transformers_logging.disable_progress_bar()
     try:
         with _unprinted():
@@ -81,6 +83,7 @@ def load_module(
             )
         model, info = loaded
         _refuse_guessed_weights(checkpoint, info, (*head_layers(model.config.get_text_config()), *beside))
+        check_shards(model, config.tensor_parallel)
         ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
         own(ready, checkpoint.path, SMALL)
     except ModelLoadError:

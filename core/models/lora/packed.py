@@ -6,6 +6,7 @@ zeros. Here an adapter takes only the memory of its own matrices, so a limit in 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,6 +52,8 @@ class Adapter:
     """[n] elements, pinned where the device copies from pinned memory."""
     places: Mapping[str, Place]
     """By module name."""
+    digest: str = ""
+    """Of all of it: tells it from every other adapter, on every machine."""
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +90,9 @@ def pack(deltas: Mapping[str, Delta], *, pin: bool) -> Adapter:
         view = places[name].view(buffer)
         view.a.copy_(delta.a)
         view.b.copy_(delta.b)
-    return Adapter(buffer, places)
+    digest = hashlib.sha256(repr(sorted(places.items())).encode())
+    digest.update(buffer.view(torch.uint8).numpy().data)
+    return Adapter(buffer, places, digest.hexdigest())
 
 
 def _rounded(count: int, step: int) -> int:

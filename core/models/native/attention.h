@@ -123,7 +123,7 @@ class BlockAttention {
       for (int64_t h = 0; h < heads_; ++h) {
         multiply<false>(q_ + h * padded_ * depth_, depth_, rows_, keys_ + h * depth_ * kPanel, depth_, scores_,
                         false, invariant_);
-        for (int64_t row = 0; row < rows_; ++row) weigh(h, row, from, count);
+        for (int64_t token = 0; token < block_.tokens; ++token) weigh(h, token, from, count);
       }
       pack_values(from, count);
       for (int64_t part = 0; part < heads_ * panels_; ++part)
@@ -302,19 +302,26 @@ class BlockAttention {
     return d;
   }
 
-  // Turns a row of scores into weights against the greatest score so far, and what was summed to the new scale.
-  void weigh(int64_t head, int64_t row, int64_t from, int64_t count) {
+  // The rows of one token, which see the same keys.
+  void weigh(int64_t head, int64_t token, int64_t from, int64_t count) {
+    const int64_t position = block_.position + token, group = shape_.group();
+    const int64_t seen = std::clamp<int64_t>(position + 1 - from, 0, count);
+    const int64_t hidden = weighing_.hides() ? std::clamp<int64_t>(weighing_.first(position) - from, 0, count) : 0;
+    for (int64_t row = token * group; row < (token + 1) * group; ++row)
+      weigh_row(head, row, static_cast<int32_t>(seen), hidden);
+  }
+
+  // Turns a row of scores into weights against the greatest score so far, and what was summed to the new scale. Of the
+  // keys, it sees the first `seen` without the first `hidden`.
+  void weigh_row(int64_t head, int64_t row, int32_t seen, int64_t hidden) {
     constexpr int kParts = kPanel / kLanes;
     constexpr float kNone = -std::numeric_limits<float>::infinity();
-    const int64_t position = block_.position + row / shape_.group();
-    const int32_t seen = static_cast<int32_t>(std::clamp<int64_t>(position + 1 - from, 0, count));
     const float scale = weighing_.scale, before = tops_[head * rows_ + row];
     if constexpr (kCodes)
       for (int64_t i = 0; i < kPanel; i += kLanes)
         store(load(scores_ + row * kPanel + i) * load(key_scales_ + head * kPanel + i), scores_ + row * kPanel + i);
     if (weighing_.cap > 0.0f) bend(scores_ + row * kPanel);
-    if (weighing_.hides())
-      std::fill_n(scores_ + row * kPanel, std::clamp<int64_t>(weighing_.first(position) - from, 0, count), kNone);
+    std::fill_n(scores_ + row * kPanel, hidden, kNone);
     T* weights = weights_ + (head * padded_ + row) * kPanel;
     Ints lanes;
     for (int32_t lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;

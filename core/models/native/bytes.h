@@ -39,7 +39,7 @@ inline void byte_rows(const T* x, int64_t stride, const int8_t* panel, int64_t d
     Floats sums[M][kParts] = {};
     for (int64_t k = 0; k < depth; ++k) {
       const int8_t* bytes = panel + k * kPanel + first;
-      __builtin_prefetch(bytes + kAhead);
+      ask_ahead(bytes);
       for (int p = 0; p < kParts; ++p) {
         const Floats weights = load(bytes + p * kLanes);
         for (int m = 0; m < M; ++m) sums[m][p] += weights * widen(x[m * stride + k]);
@@ -52,7 +52,7 @@ inline void byte_rows(const T* x, int64_t stride, const int8_t* panel, int64_t d
 
 inline void widen_panel(const int8_t* panel, int64_t depth, float* out) {
   for (int64_t i = 0; i < depth * kPanel; i += kLanes) {
-    __builtin_prefetch(panel + i + kAhead);
+    ask_ahead(panel + i);
     store(load(panel + i), out + i);
   }
 }
@@ -65,8 +65,8 @@ inline Words byte_pairs(const int8_t* even, const int8_t* odd) {
 inline void widen_panel(const int8_t* panel, int64_t depth, BFloat16* out) {
   for (int64_t k = 0; k < depth; k += 2) {
     const int8_t* bytes = panel + k * kPanel;
-    __builtin_prefetch(bytes + kAhead);
-    __builtin_prefetch(bytes + kPanel + kAhead);
+    ask_ahead(bytes);
+    ask_ahead(bytes + kPanel);
     for (int64_t p = 0; p < kPanel; p += kLanes) {
       const Words pairs = byte_pairs(bytes + p, bytes + kPanel + p);
       std::memcpy(static_cast<void*>(out + k * kPanel + 2 * p), &pairs, sizeof(pairs));
@@ -85,8 +85,8 @@ inline void byte_pair_rows(const BFloat16* x, int64_t stride, const int8_t* pane
   __m512 sums[M][kParts] = {};
   for (int64_t k = 0; k < depth; k += 2) {
     const int8_t* bytes = panel + k * kPanel;
-    __builtin_prefetch(bytes + kAhead);
-    __builtin_prefetch(bytes + kPanel + kAhead);
+    ask_ahead(bytes);
+    ask_ahead(bytes + kPanel);
     __m512bh weights[kParts];
     for (int p = 0; p < kParts; ++p)
       weights[p] = (__m512bh)byte_pairs(bytes + p * kLanes, bytes + kPanel + p * kLanes);

@@ -111,6 +111,7 @@ class DecoderOf final : public Decoder {
   };
 
   static constexpr int64_t kNormRows = 8;
+  static constexpr size_t kKeptBytes = 1 << 26;
 
   std::unique_ptr<Mixer<T>> mixer_of(const AttentionParts& parts) {
     return std::make_unique<Attention<T>>(shape_, parts, attentions_++);
@@ -306,7 +307,7 @@ class DecoderOf final : public Decoder {
     // Unless the last layer has left no others.
     if (tokens != step.wanted.size(0)) keep_wanted(step.wanted, normed, stride_);
     const int64_t rows = step.wanted.size(0), vocabulary = head_.outputs();
-    Tensor logits = at::empty({rows, vocabulary}, embedding_.options().dtype(at::kFloat));
+    Tensor logits = logits_of(rows);
     float* to = logits.mutable_data_ptr<float>();
     head_.apply(shop_.team, shop_.scratch, normed, rows, [&](int64_t row, int64_t first, float* values, int64_t count) {
       float* out = to + row * vocabulary + first;
@@ -321,8 +322,18 @@ class DecoderOf final : public Decoder {
     return found;
   }
 
+  // [rows, V], in memory of an earlier step where nothing holds on to it: to be given that many fresh pages by the system
+  // takes a twentieth of a step of many requests.
+  Tensor logits_of(int64_t rows) {
+    if (logits_.defined() && logits_.size(0) >= rows && logits_.storage().use_count() == 1)
+      return logits_.narrow(0, 0, rows);
+    Tensor fresh = at::empty({rows, head_.outputs()}, embedding_.options().dtype(at::kFloat));
+    if (fresh.nbytes() <= kKeptBytes) logits_ = fresh.alias();
+    return fresh;
+  }
+
   Shape shape_;
-  Tensor embedding_;
+  Tensor embedding_, logits_;
   Norm final_norm_;
   Linear<T> head_;
   std::optional<Norm> embedding_norm_;

@@ -105,7 +105,7 @@ inline void nibble_rows(const float* x, int64_t stride, const float* sums, int64
       const uint32_t* words = panel + from / kPerWord * kPanel + first;
       for (int64_t k = from; k < to; k += kPerWord, words += kPanel) {
         for (int64_t line = 0; line < kParts * kLanes; line += 16)
-          __builtin_prefetch(reinterpret_cast<const char*>(words + line) + kAhead);
+          ask_ahead(words + line);
         add_input<M, kParts, 0>(x + k, stride, words, products);
       }
       for (int p = 0; p < kParts; ++p) {
@@ -166,7 +166,7 @@ inline void nibble_pair_rows(const BFloat16* x, int64_t stride, const float* sum
       __m512i held[kParts];
       for (int p = 0; p < kParts; ++p) {
         held[p] = _mm512_loadu_si512(words + p * kLanes);
-        _mm_prefetch(reinterpret_cast<const char*>(words + p * kLanes) + kAhead, _MM_HINT_T0);
+        ask_ahead(words + p * kLanes);
       }
 #pragma GCC unroll 4
       for (int64_t input = 0; input < kPerWord; input += 2) {

@@ -27,8 +27,16 @@ constexpr int64_t kRows = 32;
 // Inputs of a row, their stride and a panel's depth are multiples of this, filled up with zeros.
 constexpr int64_t kDepth = 32;
 
-// Bytes of weights between what is multiplied and what is asked for.
-constexpr int64_t kAhead = 8192;
+// Asks for weights some bytes behind those that are multiplied. Xeons with AMX have more lines under way to the second
+// cache than to the first: asked in two steps, two cores get 43 GB/s out of the third where they got 32.
+inline void ask_ahead(const void* weights) {
+#if defined(__AMX_BF16__)
+  __builtin_prefetch(static_cast<const char*>(weights) + 8192, 0, 2);
+  __builtin_prefetch(static_cast<const char*>(weights) + 1024, 0, 3);
+#else
+  __builtin_prefetch(static_cast<const char*>(weights) + 8192, 0, 3);
+#endif
+}
 
 // Where weight (output, input) of a panel is.
 template <typename T>
@@ -64,7 +72,7 @@ struct Sums {
   }
 };
 
-template <int M>
+template <int M, bool kFetch>
 inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add) {
   for (int64_t part = 0; part < kPanel; part += kEights<M> * 8) {
     Sums<M> sums;
@@ -72,7 +80,7 @@ inline void panel_rows(const float* x, int64_t stride, const float* panel, int64
     for (int64_t k = 0; k < depth; ++k) {
       const float* weights = panel + k * kPanel + part;
       for (int e = 0; e < kEights<M>; e += 4)
-        _mm_prefetch(reinterpret_cast<const char*>(weights + e * 8) + kAhead, _MM_HINT_T0);
+        if constexpr (kFetch) ask_ahead(weights + e * 8);
       __m256 values[M];
       for (int m = 0; m < M; ++m) values[m] = _mm256_broadcast_ss(x + m * stride + k);
       for (int e = 0; e < kEights<M>; ++e) {
@@ -84,7 +92,7 @@ inline void panel_rows(const float* x, int64_t stride, const float* panel, int64
   }
 }
 
-template <int M>
+template <int M, bool kFetch>
 inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
   const __m256i high = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
   for (int64_t part = 0; part < kPanel; part += kEights<M> * 8) {
@@ -93,7 +101,7 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
     for (int64_t k = 0; k < depth; k += 2) {
       const BFloat16* weights = panel + k * kPanel + part * 2;
       for (int e = 0; e < kEights<M>; e += 2)
-        _mm_prefetch(reinterpret_cast<const char*>(weights + e * 16) + kAhead, _MM_HINT_T0);
+        if constexpr (kFetch) ask_ahead(weights + e * 16);
       __m256i both[M];
       for (int m = 0; m < M; ++m) {
         int32_t pair;
@@ -117,7 +125,7 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
 
 #else
 
-template <int M>
+template <int M, bool kFetch>
 inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add) {
   constexpr int kParts = kPanel / kLanes;
   Floats sums[M][kParts];
@@ -125,7 +133,10 @@ inline void panel_rows(const float* x, int64_t stride, const float* panel, int64
     for (int p = 0; p < kParts; ++p) sums[m][p] = add ? load(out + m * kPanel + p * kLanes) : Floats{};
   for (int64_t k = 0; k < depth; ++k) {
     Floats weights[kParts];
-    for (int p = 0; p < kParts; ++p) weights[p] = load(panel + k * kPanel + p * kLanes);
+    for (int p = 0; p < kParts; ++p) {
+      weights[p] = load(panel + k * kPanel + p * kLanes);
+      if constexpr (kFetch) ask_ahead(panel + k * kPanel + p * kLanes);
+    }
     for (int m = 0; m < M; ++m)
       for (int p = 0; p < kParts; ++p) sums[m][p] += weights[p] * x[m * stride + k];
   }
@@ -135,7 +146,7 @@ inline void panel_rows(const float* x, int64_t stride, const float* panel, int64
 
 #if defined(__AVX512BF16__)
 
-template <int M>
+template <int M, bool kFetch>
 inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
   constexpr int kParts = kPanel / kLanes;
   __m512 sums[M][kParts];
@@ -147,7 +158,7 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
     __m512bh weights[kParts];
     for (int p = 0; p < kParts; ++p) {
       weights[p] = (__m512bh)_mm512_loadu_si512(weight + p * 64);
-      _mm_prefetch(weight + p * 64 + kAhead, _MM_HINT_T0);
+      if constexpr (kFetch) ask_ahead(weight + p * 64);
     }
     for (int m = 0; m < M; ++m) {
       int32_t pair;
@@ -162,7 +173,7 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
 
 #else
 
-template <int M>
+template <int M, bool kFetch>
 inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
   constexpr int kParts = kPanel / kLanes;
   Floats sums[M][kParts];
@@ -209,7 +220,7 @@ constexpr int64_t kPanelBytes = kPanel * 4, kOutBytes = kPanel * 4;
 
 // The hardware does not see tile loads coming. What comes after the panel's end is the next panel, mostly.
 inline void fetch_ahead(const BFloat16* weights) {
-  const char* ahead = reinterpret_cast<const char*>(weights) + kAhead;
+  const char* ahead = reinterpret_cast<const char*>(weights) + 8192;
   for (int64_t line = 0; line < 32 * kPanel * 2; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T0);
 }
 
@@ -363,7 +374,9 @@ void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t 
     const int64_t count = std::min(pass, depth - from);
     const T* weights = panel + from * kPanel;
     in_row_blocks(rows, [&](int64_t row, auto taken) {
-      panel_rows<taken>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
+      // The first rows bring the weights for all others.
+      if (kFetch && row == 0) return panel_rows<taken, true>(x + from, stride, weights, count, out, add);
+      panel_rows<taken, false>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
     });
   }
 }

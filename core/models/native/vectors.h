@@ -7,6 +7,11 @@
 
 #include <c10/util/BFloat16.h>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -25,6 +30,7 @@ using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
 using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
 using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
 using Eight = float __attribute__((vector_size(32)));
+using Four = float __attribute__((vector_size(16)));
 
 inline int64_t round_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
 
@@ -61,6 +67,16 @@ inline Floats load(const BFloat16* from) {
 
 inline void store(Floats wide, float* to) { std::memcpy(to, &wide, sizeof(wide)); }
 
+#if defined(__AVX512BF16__)
+
+// As below, except that what is too small for a normal number becomes zero.
+inline void store(Floats wide, BFloat16* to) {
+  const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(wide));
+  std::memcpy(static_cast<void*>(to), &halves, sizeof(halves));
+}
+
+#else
+
 inline void store(Floats wide, BFloat16* to) {
   Words bits = reinterpret_cast<Words>(wide);
   bits += 0x7fff + ((bits >> 16) & 1);
@@ -68,9 +84,10 @@ inline void store(Floats wide, BFloat16* to) {
   std::memcpy(to, &halves, sizeof(halves));
 }
 
+#endif
+
 // Halves upon halves: sixteen additions one behind the other would take longer than the products before them.
 inline float sum_of(Floats v) {
-  using Four = float __attribute__((vector_size(16)));
   Eight eights[kLanes / 8];
   std::memcpy(eights, &v, sizeof(v));
   Eight eight = eights[0];
@@ -86,9 +103,10 @@ inline float max_of(Floats v) {
   std::memcpy(eights, &v, sizeof(v));
   Eight eight = eights[0];
   if constexpr (kLanes == 16) eight = eight > eights[1] ? eight : eights[1];
-  float top = eight[0];
-  for (int64_t i = 1; i < 8; ++i) top = eight[i] > top ? eight[i] : top;
-  return top;
+  Four fours[2];
+  std::memcpy(fours, &eight, sizeof(eight));
+  const Four four = fours[0] > fours[1] ? fours[0] : fours[1];
+  return std::max(std::max(four[0], four[2]), std::max(four[1], four[3]));
 }
 
 // One of the steps that turn as many rows as lanes into columns: rows `kHalf` apart change every other `kHalf` words.
@@ -116,11 +134,18 @@ inline void transpose(Words* rows) {
 
 // e to the x within 2e-7 of it, and a NaN for a NaN. Below -87 it is the smallest normal number instead of zero.
 inline Floats exp_of(Floats x) {
+#if defined(__AVX512F__)
+  // Of two operands of which one is a NaN, these give the second.
+  x = reinterpret_cast<Floats>(_mm512_max_ps(_mm512_set1_ps(-87.0f), reinterpret_cast<__m512>(x)));
+  x = reinterpret_cast<Floats>(_mm512_min_ps(_mm512_set1_ps(88.0f), reinterpret_cast<__m512>(x)));
+  const Floats n = reinterpret_cast<Floats>(_mm512_roundscale_ps(reinterpret_cast<__m512>(x * 1.44269504f), 8));
+#else
   x = x < -87.0f ? Floats{} - 87.0f : x;
   x = x > 88.0f ? Floats{} + 88.0f : x;
   const Floats halves = x < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f;
   const Ints power = __builtin_convertvector(x * 1.44269504f + halves, Ints);
   const Floats n = __builtin_convertvector(power, Floats);
+#endif
   const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Floats p = Floats{} + 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
@@ -129,7 +154,11 @@ inline Floats exp_of(Floats x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), reinterpret_cast<__m512>(n)));
+#else
   return p * reinterpret_cast<Floats>((power + 127) << 23);
+#endif
 }
 
 template <typename T>

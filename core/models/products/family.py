@@ -45,7 +45,12 @@ def load_packed(
 
 def with_products(model: Proved, config: ModelConfig, progress: Progress) -> None:
     """Give `model` compiled products: now if they are compiled already or waited for, else beside serving."""
-    if config.native == "off" or model.module.device.type != "cpu" or model.module.dtype not in DTYPES:
+    if (
+        config.native == "off"
+        or config.tensor_parallel > 1
+        or model.module.device.type != "cpu"
+        or model.module.dtype not in DTYPES
+    ):
         return
     try:
         products = PackedProducts(model, torch.get_num_threads())

@@ -3,10 +3,12 @@
 {{- $v := .Values -}}
 
 {{- if gt (int64 $v.nodes) 1 -}}
-{{- fail (printf "nodes: %d: a worker runs on one node. The engine has no tensor- or pipeline-parallel ranks yet, so a LeaderWorkerSet would start processes that do nothing; use replicas" (int64 $v.nodes)) -}}
+{{- fail (printf "nodes: %d: a worker runs on one node, all its tensor-parallel ranks too, so a LeaderWorkerSet would start processes that do nothing; use replicas" (int64 $v.nodes)) -}}
 {{- end -}}
-{{- if and $v.gpu.enabled (gt (int64 $v.gpu.count) 1) -}}
-{{- fail (printf "gpu.count: %d: a worker uses one device; the others would be paid for and idle. Use replicas" (int64 $v.gpu.count)) -}}
+{{- $ranks := int64 (get $v.settings "tensor_parallel" | default 1) -}}
+{{- $engines := int64 (get $v.settings "data_parallel" | default 1) -}}
+{{- if and $v.gpu.enabled (ne (int64 $v.gpu.count) (mul $engines $ranks)) -}}
+{{- fail (printf "gpu.count: %d: a worker uses one device for each rank of each engine, and settings.tensor_parallel is %d, settings.data_parallel %d" (int64 $v.gpu.count) $ranks $engines) -}}
 {{- end -}}
 
 {{- $drain := int64 (include "slipstream.drainSeconds" .) -}}
@@ -28,6 +30,20 @@
 {{- include "slipstream.modelChecks" . -}}
 {{- include "slipstream.accessChecks" . -}}
 {{- include "slipstream.scaleChecks" . -}}
+{{- include "slipstream.roleChecks" . -}}
+{{- end -}}
+
+{{- define "slipstream.roleChecks" -}}
+{{- $v := .Values -}}
+{{- if and (ne $v.role "both") (gt (int64 (get $v.settings "data_parallel" | default 1)) 1) -}}
+{{- fail (printf "settings.data_parallel: role %s has one engine in each worker yet; use replicas" $v.role) -}}
+{{- end -}}
+{{- if and (ne $v.role "both") (not $v.transfer.existingSecret) -}}
+{{- fail (printf "transfer.existingSecret: role %s needs the secret that workers of both roles share" $v.role) -}}
+{{- end -}}
+{{- if and (eq $v.role "decode") (not $v.transfer.peers) -}}
+{{- fail "transfer.peers: role decode needs the networks of the pods that prefill, as 10.0.0.0/8" -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "slipstream.modelChecks" -}}

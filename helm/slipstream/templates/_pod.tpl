@@ -13,6 +13,10 @@
     - name: metrics
       containerPort: {{ int64 .Values.ports.metrics }}
     {{- end }}
+    {{- if eq .Values.role "prefill" }}
+    - name: transfer
+      containerPort: {{ int64 .Values.transfer.port }}
+    {{- end }}
     {{- if .Values.tls.existingSecret }}
     - name: health
       containerPort: {{ int64 .Values.ports.health }}

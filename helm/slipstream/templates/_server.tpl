@@ -33,7 +33,22 @@
 - {{ printf "--tls-client-names=%s" $v.tls.clientCa.names | quote }}
 {{- end }}
 {{- end }}
+{{- include "slipstream.roleArgs" . }}
 {{- include "slipstream.settings" . }}
+{{- end -}}
+
+{{- define "slipstream.roleArgs" -}}
+{{- $v := .Values -}}
+{{- if ne $v.role "both" }}
+- --role={{ $v.role }}
+- --transfer-secret-file=/etc/slipstream/transfer/{{ $v.transfer.key }}
+{{- if eq $v.role "prefill" }}
+- {{ printf "--transfer-host=%s" $v.listenAddress | quote }}
+- --transfer-port={{ int64 $v.transfer.port }}
+{{- else }}
+- {{ printf "--transfer-peers=%s" $v.transfer.peers | quote }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* `settings` as flags: lists repeat theirs, switches have a `--no-` twin, null is left out. */}}
@@ -108,6 +123,13 @@ cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1
 # Libraries that ask for the user's name look here before they look for a line in /etc/passwd.
 - name: USER
   value: slipstream
+{{- if eq .Values.role "prefill" }}
+# Where pods that decode reach this one: no Service, since each has keys of its own prompts.
+- name: SLIPSTREAM_TRANSFER_ADVERTISE
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+{{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
@@ -143,6 +165,11 @@ cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1
 {{- if .Values.tls.clientCa.existingSecret }}
 - name: client-ca
   mountPath: /etc/slipstream/client-ca
+  readOnly: true
+{{- end }}
+{{- if ne .Values.role "both" }}
+- name: transfer
+  mountPath: /etc/slipstream/transfer
   readOnly: true
 {{- end }}
 {{- with .Values.extraVolumeMounts }}

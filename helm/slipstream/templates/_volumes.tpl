@@ -39,6 +39,12 @@
     secretName: {{ . | quote }}
     defaultMode: 288 # 0440
 {{- end }}
+{{- if ne .Values.role "both" }}
+- name: transfer
+  secret:
+    secretName: {{ .Values.transfer.existingSecret | quote }}
+    defaultMode: 288 # 0440
+{{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}

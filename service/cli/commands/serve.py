@@ -72,11 +72,13 @@ async def _run(config: ServerConfig) -> int:
     from service.cli.lifecycle import run
     from service.engine.builder import build_core_engine
     from service.frontends.group import FrontEndGroup
+    from service.replicas.builder import replicated
     from service.server.server import Server
 
     make = FrontEndGroup if config.frontends else Server
     progress = TerminalProgress()
-    server: Served = make(config, fetching(build_core_engine), progress)
+    build = replicated(config) if config.data_parallel > 1 else build_core_engine
+    server: Served = make(config, fetching(build), progress)
 
     def announce(ready: Served) -> None:
         progress.close()

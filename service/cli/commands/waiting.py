@@ -97,6 +97,10 @@ _UNRESOLVED = "address lookup failed"
 """In gRPC's error for a name that is not known, or for which DNS does not answer."""
 
 
+_NO_HANDSHAKE = "Tls handshake failed"
+"""In gRPC's error where a server answers and TLS cannot begin."""
+
+
 async def _asked(client: SlipstreamClient, timeout: float, unreachable: str) -> _Answer:
     """The server's answer within `timeout` seconds. Raises ClickException with `unreachable` if no server is there."""
     import grpc
@@ -111,6 +115,11 @@ async def _asked(client: SlipstreamClient, timeout: float, unreachable: str) -> 
             if _UNRESOLVED in failure.message:
                 raise click.ClickException(
                     f"--server: check the name, or give an address ({failure.message})"
+                ) from None
+            if _NO_HANDSHAKE in failure.message:
+                raise click.ClickException(
+                    "--tls-ca, --tls-cert: the server and this client do not accept each other's certificates, or one "
+                    f"of them uses no TLS ({failure.message})"
                 ) from None
             raise click.ClickException(f"{unreachable} ({failure.message})") from None
         is_silent = failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason

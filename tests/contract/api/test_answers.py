@@ -16,6 +16,7 @@ from core.types.io import Delta, GenerateRequest
 from service.client import Call, CallFailed, Chunk, End, Part, SlipstreamClient, answer_turn
 from service.config.server_config import ServerConfig
 from service.engine.builder import build_core_engine
+from service.frontends.group import FrontEndGroup
 from service.server.server import Server
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes.fake_engine import FakeEngine, Step, finished
@@ -65,7 +66,9 @@ async def parts(client: SlipstreamClient, text: str, turns: list[dict[str, Any]]
 async def test_an_answer_comes_in_parts_and_goes_back_as_a_turn(
     tmp_path: Path, config: Callable[..., ServerConfig]
 ) -> None:
-    server = Server(config(model=checkpoint(tmp_path), device="cpu", cpu_threads=1, seed=3), build_core_engine)
+    """Through a front end, so that parts pass between processes."""
+    settings = config(model=checkpoint(tmp_path), device="cpu", cpu_threads=1, seed=3, frontends=1)
+    server = FrontEndGroup(settings, build_core_engine)
     async with loaded(server), SlipstreamClient(f"127.0.0.1:{server.port}") as client:
         info = await client.model_info()
         assert info.answer_form == "hermes"

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,21 @@ needs_smg = pytest.mark.skipif(program() is None, reason="the gateway is not ins
 
 
 class Smg:
-    """One gateway on free ports, in front of `workers` (host:port); without any, they are added by `add`."""
+    """One gateway on free ports, in front of `workers` (host:port); without any, they are added by `add`.
 
-    def __init__(self, folder: Path, *workers: str, **flags: Any) -> None:
+    With `pairs` it has one worker prefill and another one decode. `prefill` are those that it knows from the start,
+    with the ports at which keys are fetched from them, and `decode` the others; it speaks SGLang's dialect to both.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *workers: str,
+        pairs: bool = False,
+        prefill: Mapping[str, int] | None = None,
+        decode: Sequence[str] = (),
+        **flags: Any,
+    ) -> None:
         self.port = free_port()
         self._log = (folder / f"smg-{self.port}.log").open("w+")
         defaults = {
@@ -47,8 +59,16 @@ class Smg:
             "retry_initial_backoff_ms": 10,
             "log_level": "info",
         }
-        named = [f"--{name.replace('_', '-')}={value}" for name, value in (defaults | flags).items()]
-        where = ["--worker-urls", *(f"grpc://{each}" for each in workers)] if workers else ["--enable-igw"]
+        named = [
+            f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+            for name, value in (defaults | flags).items()
+        ]
+        where = ["--worker-urls", *(f"grpc://{each}" for each in workers)] if workers else []
+        for worker, port in (prefill or {}).items():
+            where += ["--prefill", f"grpc://{worker}", str(port)]
+        for worker in decode:
+            where += ["--decode", f"grpc://{worker}"]
+        where = (where or ["--enable-igw"]) + ["--pd-disaggregation"] * pairs
         binary = program()
         assert binary, "tests are marked needs_smg"
         self._process = subprocess.Popen(
@@ -64,10 +84,11 @@ class Smg:
         """Where OpenAI's clients go."""
         return f"http://127.0.0.1:{self.port}/v1"
 
-    def add(self, worker: str, runtime: str) -> None:
-        """Take a worker in, in the dialect `runtime`."""
+    def add(self, worker: str, runtime: str, role: str = "regular") -> None:
+        """Take a worker in, in the dialect `runtime`, for whole requests unless `role` says prefill or decode."""
         self.wait(lambda: self.ask("GET", "/liveness")[0] == 200)
-        status, _ = self.ask("POST", "/workers", {"url": f"grpc://{worker}", "runtime_type": runtime})
+        asked = {"url": f"grpc://{worker}", "runtime_type": runtime, "worker_type": role}
+        status, _ = self.ask("POST", "/workers", asked)
         assert status == 202
 
     def wait_ready(self, workers: int = 1) -> Smg:

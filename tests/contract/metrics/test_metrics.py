@@ -36,6 +36,9 @@ async def test_every_documented_metric_is_exported_from_the_snapshot(serve: Serv
     assert samples["slipstream_host_cache_bytes",] == 4096
     assert samples["slipstream_rejoined_requests_total",] == 3
     assert samples["slipstream_host_copies_dropped_total",] == 2
+    assert samples["slipstream_host_fetched_tokens_total",] == 512
+    assert samples["slipstream_host_kept_tokens_total",] == 768
+    assert samples["slipstream_host_evicted_tokens_total",] == 256
     assert samples["slipstream_preemptions_total",] == 4
     assert samples["slipstream_priority_preemptions_total",] == 1
     assert samples["slipstream_share_preemptions_total",] == 2

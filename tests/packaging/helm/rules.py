@@ -37,13 +37,20 @@ def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
     return selector.items() <= labels.items()
 
 
+A_POD = "10.0.0.9"
+"""What a pod learns of its own address."""
+
+
 def config_of(rendered: Rendered) -> ServerConfig:
-    """The server's settings as it would read them from the rendered command line. Raises what it would."""
+    """The server's settings as it would read them from the rendered command line, and what a pod knows of itself.
+
+    Raises what it would.
+    """
     command = cli.get_command(click.Context(cli), "serve")
     assert command is not None
     flags = command.make_context("serve", list(rendered.server["args"][1:])).params
     flags.pop("config_file")
-    return load(ServerConfig, flags, {})
+    return load(ServerConfig, flags, {each["name"]: A_POD for each in rendered.server["env"] if "valueFrom" in each})
 
 
 def containers(rendered: Rendered) -> Iterator[tuple[Object, Object]]:
@@ -80,6 +87,8 @@ def ports(rendered: Rendered) -> Iterator[str]:
         expected["metrics"] = config.metrics_port
     if config.health_port is not None:
         expected["health"] = config.health_port
+    if config.engine.disagg.role == "prefill":
+        expected["transfer"] = config.engine.disagg.transfer_port
     if opened != expected or not all(0 < port < 65536 for port in opened.values()):
         yield f"container ports {opened}, the server opens {expected}"
     for service in rendered.all("Service"):
@@ -171,14 +180,16 @@ def times(rendered: Rendered) -> Iterator[str]:
 
 
 def resources(rendered: Rendered) -> Iterator[str]:
-    """Requests are within limits, and devices are whole."""
+    """Requests are within limits, and each rank has a whole device."""
+    config = config_of(rendered)
+    ranks = config.engine.model.tensor_parallel * config.data_parallel
     for _, container in containers(rendered):
         found = container.get("resources") or {}
         limits = found.get("limits") or {}
         for name, asked in (found.get("requests") or {}).items():
             if name in limits and amount(asked) > amount(limits[name]):
                 yield f"{container['name']} asks for more {name} than its limit"
-        yield from (f"{name}: {limits[name]}" for name in limits if "/" in name and limits[name] != 1)
+        yield from (f"{name}: {limits[name]}" for name in limits if "/" in name and limits[name] != ranks)
 
 
 def restricted(rendered: Rendered) -> Iterator[str]:

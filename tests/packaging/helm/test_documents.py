@@ -73,7 +73,18 @@ def test_the_schema_knows_every_value_at_the_top() -> None:
     assert SCHEMA["additionalProperties"] is False
 
 
-BASES = ("all at once", "claim of a class", "existing claim", "hpa", "budget by minimum", "cpu", "mig", "by name")
+BASES = (
+    "all at once",
+    "claim of a class",
+    "existing claim",
+    "hpa",
+    "budget by minimum",
+    "cpu",
+    "mig",
+    "by name",
+    "prefill",
+    "decode",
+)
 OTHERS: dict[str, tuple[Any, ...]] = {
     "imagePullSecrets": ([{"name": "other"}],),
     "drain.terminationGracePeriodSeconds": (9999,),
@@ -85,6 +96,9 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "model.init.enabled": (True, False),
     "model.name": ("org/other",),
     "ports.grpc": (6000,),
+    "role": ("both",),
+    "transfer.port": (9001,),
+    "transfer.peers": ("10.1.0.0/16",),
     "image.digest": ("sha256:" + "1" * 64,),
     "service.type": ("NodePort",),
     "listenAddress": ("::",),

@@ -161,3 +161,19 @@ def test_an_adapter_of_the_vision_tower_is_refused(oracle: ImageOracle, tmp_path
     lora = LoraConfig(adapters=(("a", str(tmp_path / "adapter")),))
     with pytest.raises(StartupError, match="sees images and no tokens"):
         build_engine(dataclasses.replace(config(oracle.directory, 400, 64), lora=lora))
+
+
+async def test_images_come_back_from_host_memory(oracle: ImageOracle, seed: int) -> None:
+    """Pieces of prefixes end in the midst of images; what is left to compute begins at one. Not with a window pool."""
+    rng = random.Random(seed)
+    asked = [oracle.prompt(rng, 5 + n, picture(40 + n), 9, picture(60 + n), 3 + n) for n in range(6)]
+    longer = [Seen((*each.ids, *oracle.prompt(rng, 6).ids), each.images) for each in asked]
+    pages = -(-(max(len(each.ids) for each in longer) + OUTPUT) // PAGE) + 4
+    async with started(
+        build_engine(config(oracle.directory, pages, 64, host_cache_bytes=1 << 26, host_cache_chunk=8))
+    ) as engine:
+        found = [await answer(engine, each) for each in (*asked, *longer)]
+        assert (engine.stats.host_fetched_tokens > 0) is (oracle.kind != "gemma3")
+    for (got, _), each in zip(found, (*asked, *longer), strict=True):
+        want = oracle.greedy(each, OUTPUT)
+        assert want is None or got == want

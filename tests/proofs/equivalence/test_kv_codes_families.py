@@ -177,7 +177,7 @@ def test_the_same_memory_holds_nearly_twice_as_many_tokens(
     """Of one pool, of two, and of latents; heads of 16 elements pay a byte for 16."""
     budget, page = 1 << 20, 4
     for place in ("core.memory.sizing.free_bytes", "core.memory.window.window_sizing.free_bytes"):
-        monkeypatch.setattr(place, lambda _: budget)
+        monkeypatch.setattr(place, lambda *_: budget)
     tokens = []
     for stored in ("auto", STORED):
         chosen = ModelConfig(str(checkpoint_of(kind)), dtype="bfloat16", native="off", kv_cache_dtype=stored)

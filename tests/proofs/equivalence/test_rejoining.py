@@ -108,3 +108,20 @@ async def test_rows_come_back_with_their_adapters(checkpoint_of: Callable[[str],
     plain, _ = await answers(config(directory, ROOMY, room=0, overlap=True, cache="radix"), requests()[1:2])
     assert plain[0] != expected[1], "the adapter says something else"
     assert stats.rejoined_requests >= 2, stats
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "inline"])
+@pytest.mark.parametrize("family", ["gemma3_text", "falcon_h1", "mamba2"])
+async def test_rows_that_hold_more_than_keys_go_on_from_the_end_of_a_page(
+    checkpoint_of: Callable[[str], Path], family: str, overlap: bool
+) -> None:
+    """With the window, or the state, that was there."""
+    directory, asked = checkpoint_of(family), requests()
+    same: dict[str, Any] = {"overlap": overlap, "cache": "radix"}
+    roomy, tight = (config(directory, pages, room=room, **same) for pages, room in ((ROOMY, 0), (TIGHT, ROOM)))
+    tight = dataclasses.replace(tight, memory=dataclasses.replace(tight.memory, state_track_interval=PAGE))
+    expected, _ = await answers(roomy, asked)
+    found, stats = await answers(tight, asked)
+    assert [[token for token, _ in each] for each in found] == [[token for token, _ in each] for each in expected]
+    assert stats.preemptions >= 3 and stats.rejoined_requests >= 2, stats
+    assert stats.host_cache_bytes == 0 and stats.leased_pages == 0

@@ -70,7 +70,9 @@ class Scenario:
     window_tokens: int | None = None
     """Size of the window pool, for models that have one."""
     host_bytes: int = 0
-    """Room for retracted requests in host memory."""
+    """Room for keys and values in host memory."""
+    host_chunk: int = 256
+    """Tokens of the pieces in which prefixes are kept there."""
 
     def config(self) -> EngineConfig:
         return EngineConfig(
@@ -82,6 +84,7 @@ class Scenario:
                 self.cache,
                 max_window_tokens=self.window_tokens,
                 host_cache_bytes=self.host_bytes,
+                host_cache_chunk=self.host_chunk,
             ),
             scheduler=SchedulerConfig(chunked_prefill_size=self.chunk),
             executor=ExecutorConfig(device="cpu", overlap=False, assert_mode=self.assert_mode),
@@ -235,7 +238,8 @@ class _Play:
         """To the last terminal; rows and pages are all back afterwards."""
         scheduler, step = self._scheduler, 0
         waiting = sorted(self._reqs, key=lambda pair: pair[0].at)
-        while waiting or scheduler.has_work:
+        # A copy may be under way when all have ended.
+        while waiting or scheduler.has_work or len(scheduler.memory.leases):
             while waiting and waiting[0][0].at <= step:
                 scheduler.intake.add(waiting.pop(0)[1])
             scheduler.step(float(step))

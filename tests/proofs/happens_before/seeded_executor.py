@@ -17,7 +17,7 @@ from core.device.event import Event
 from core.executor.interface import MAX_DEPTH
 from core.executor.launched_step import RESULTS, LaunchedStep
 from core.executor.step import StepRunner
-from core.memory.host_moves import CopyOut
+from core.memory.host_moves import CopyOut, HostCopy, Rejoined
 from tests.proofs.happens_before.clocks import VectorClocks
 from tests.proofs.happens_before.lazy_streams import LazyDevice
 
@@ -75,8 +75,13 @@ class SeededExecutor:
         return taken
 
     def copy_out(self, out: CopyOut) -> None:
-        self._clocks.sent(("copy", out.copy.number))
+        self._clocks.sent(("copy", out.number))
         self._inbox.append(out)
+
+    def host_views(self, copy: HostCopy, start: int = 0) -> list[memoryview]:
+        host = self._runner.state.host
+        assert host is not None
+        return host.views(copy, start)
 
     def landed(self) -> list[int]:
         taken = list(self._landed)
@@ -108,7 +113,7 @@ class SeededExecutor:
                 self._clocks.sent(("launched", batch.step_id))
 
     def _copy(self, out: CopyOut) -> None:
-        number = out.copy.number
+        number = out.number
         with self._clocks.as_thread(FORWARD_THREAD):
             self._clocks.received(("copy", number))
             self._copies.append((number, self._runner.copy_out(out)))
@@ -148,7 +153,8 @@ class SeededExecutor:
 def kinds_of(batch: ScheduleBatch) -> set[str]:
     """What a step exercises, by name; a test asserts that its scenario came to what it is for."""
     staged = {"middle chunk": len(batch.sample_indices) < len(batch.rows), "seeded history": batch.history_writes.rows}
-    staged["rejoin"] = batch.host_backs
+    seated = [isinstance(back, Rejoined) for back in batch.host_backs]
+    staged["rejoin"], staged["host prefix"] = any(seated), not all(seated)
     return {batch.mode.value, *(name for name, present in staged.items() if present)}
 
 

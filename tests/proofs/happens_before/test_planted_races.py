@@ -123,6 +123,16 @@ def copies_back_do_not_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RecordedEvent, "wait", no_wait_there)
 
 
+def copies_out_do_not_wait(patch: pytest.MonkeyPatch) -> None:
+    wait = RecordedEvent.wait
+
+    def no_wait_there(self: RecordedEvent, stream: Any) -> None:
+        if stream.name != TRANSFER:
+            wait(self, stream)
+
+    patch.setattr(RecordedEvent, "wait", no_wait_there)
+
+
 def pages_are_not_leased(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leases, "divert", lambda self, pages: pages)
 
@@ -137,6 +147,12 @@ class Planted:
     spoils: bool
     scenario: Scenario = SCENARIO
 
+    @property
+    def name(self) -> str:
+        """Of the test."""
+        behind = "" if self.scenario is not SCENARIOS["host prefix"] else "-prefix"
+        return self.mutate.__name__ + behind
+
 
 PLANTED = [
     Planted(copy_does_not_wait, SAMPLED, (FORWARD, COPY), spoils=True),
@@ -150,11 +166,13 @@ PLANTED = [
     Planted(live_counters_are_copied, "memory of assert counters", (FORWARD, COPY), spoils=False),
     Planted(pools_are_not_waited_for, "memory of aten.zeros.default", (DEFAULT, FORWARD), spoils=False),
     Planted(copies_back_do_not_wait, HOST, (TRANSFER, FORWARD), spoils=True, scenario=SCENARIOS["rejoin"]),
+    Planted(copies_back_do_not_wait, HOST, (TRANSFER, FORWARD), spoils=False, scenario=SCENARIOS["host prefix"]),
+    Planted(copies_out_do_not_wait, HOST, (FORWARD, TRANSFER), spoils=False, scenario=SCENARIOS["host blocks"]),
     Planted(pages_are_not_leased, "kv", (TRANSFER, FORWARD), spoils=False, scenario=SCENARIOS["rejoin"]),
 ]
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.mutate.__name__)
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
 def test_a_planted_race_is_reported_by_name(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = play_plainly(planted.scenario)
     planted.mutate(monkeypatch)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from core.config import ModelConfig
+from core.memory.host_tier import BLOCK
 from core.models.loader import load_model
 from tests.proofs.happens_before.harness import VOCAB, Ask, Outcome, Scenario, play_lazily, play_plainly
 from tests.proofs.happens_before.hash_model import expected_tokens
@@ -31,6 +32,12 @@ def prompt(length: int, number: int = 0) -> list[int]:
     return [rng.randrange(VOCAB) for _ in range(length)]
 
 
+def over_host_memory(prompts: Sequence[int], *, gap: int, tokens: int, rows: int, blocks: int = 7) -> Scenario:
+    """Prompts of three chunks of which the pages hold two or three, and host memory not all: blocks change hands."""
+    asks = [Ask(prompt(11, i), tokens=tokens + turn % 3, at=gap * turn) for turn, i in enumerate(prompts)]
+    return Scenario(asks, rows=rows, pages=7, host_bytes=blocks * BLOCK, host_chunk=4)
+
+
 DICE = {"temperature": 1.0, "top_k": 3, "logprobs": True, "top_logprobs": 2}
 PENALTIES = {"frequency_penalty": 2.0, "repetition_penalty": 1.5}
 
@@ -43,6 +50,8 @@ SCENARIOS = {
     "mixed": Scenario([Ask(prompt(5 + i), tokens=6, at=2 * i) for i in range(4)], chunk=8),
     "retraction": Scenario([Ask(prompt(9, i), tokens=16) for i in range(3)], pages=11, cache="none"),
     "rejoin": Scenario([Ask(prompt(9, i), tokens=10) for i in range(3)], pages=9, cache="none", host_bytes=4096),
+    "host prefix": over_host_memory([0, 0, 2, 2, 0, 1, 2, 1, 2], gap=2, tokens=2, rows=2),
+    "host blocks": over_host_memory([0, 2, 0, 1, 2, 2, 2, 2, 2], gap=1, tokens=4, rows=3),
     "reuse after abort": Scenario([Ask(prompt(6, i), tokens=9, abort_after=2) for i in range(4)], rows=1, pages=4),
     "penalties": Scenario([Ask(prompt(6, i), tokens=8, at=i, sampling=PENALTIES) for i in range(3)], rows=2),
     "dice and logprobs": Scenario([Ask(prompt(6, i), tokens=4, at=i, sampling=DICE) for i in range(2)]),
@@ -63,6 +72,7 @@ REACHES = {
     "mixed": {"mixed"},
     "penalties": {"seeded history"},
     "rejoin": {"rejoin"},
+    "host prefix": {"host prefix", "rejoin"},
 }
 
 
@@ -99,6 +109,21 @@ def test_no_race_and_the_tokens_of_a_plain_run(name: str, seed: int) -> None:
         assert outcome.accesses > 100
         seen |= outcome.kinds
     assert REACHES.get(name, set()) <= seen
+
+
+def test_prefixes_in_host_memory_whatever_comes(seed: int) -> None:
+    print(f"seed {seed}")
+    rng, seen = random.Random(seed), set[str]()
+    for _ in range(5):
+        prompts, sizes = [rng.randrange(3) for _ in range(9)], [rng.randint(1, 4) for _ in range(2)]
+        scenario = over_host_memory(
+            prompts, gap=sizes[0], tokens=sizes[1], rows=rng.randint(2, 3), blocks=rng.randint(3, 9)
+        )
+        outcome = play_lazily(scenario, rng.randrange(1000), eagerness=rng.random())
+        assert_clean(outcome)
+        assert outcome.same_streams(play_plainly(scenario), scenario)
+        seen |= outcome.kinds
+    assert "host prefix" in seen
 
 
 @pytest.mark.parametrize("name", ["decode", "middle chunks", "mixed", "retraction"])

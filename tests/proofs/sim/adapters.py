@@ -36,6 +36,7 @@ class Weights:
     content: int
     nbytes: int
     rank: int = 1
+    digest: str = ""
 
 
 @dataclass(slots=True)

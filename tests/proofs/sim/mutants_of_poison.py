@@ -42,7 +42,7 @@ def prefix_is_always_vouched_for(patch: Patch) -> None:
 
     def trusting(old: Any, self: RequestMemory, pages: int, *args: Any) -> None:
         old(self, pages, *args)
-        self._sound[:] = True
+        self.sound._sound[:] = True
 
     put(patch, RequestMemory, "_fill", trusting)
 

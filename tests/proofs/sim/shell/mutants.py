@@ -212,7 +212,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "        if not incarnation and request_id in self._reused:\n",
         "        if False:\n",
         ("tokens", "illegal_error", "started"),
-        108891,
+        102532,
     ),
     ShellMutant(
         "hold-released-with-the-reader-only",

@@ -15,13 +15,15 @@ from tests.unit.core.text.test_chat_renderer import IF_ASKED, PATIENCE, cpu_seco
 
 
 async def test_texts_need_none_of_what_templates_hold(tokenizer: Tokenizer) -> None:
-    renderer, before = ChatRenderer(IF_ASKED, {}, 1000, seconds=1.5), tokenizer.chats
+    renderer, before = ChatRenderer(IF_ASKED, {}, 1000, seconds=3.0), tokenizer.chats
     tokenizer.chats = renderer
     try:
         async with running(tokenizer) as engine, asyncio.timeout(PATIENCE):
             chat = GenerateRequest(chat=(ChatMessage("user", "endless"),))
             asking = [asyncio.create_task(engine.generate(chat)) for _ in range(PROCESSES)]
             while not all(map(_works, renderer._processes)):
+                # Forks that end one after another, as on a busy machine, would never be at work together.
+                assert not any(task.done() for task in asking), "a template ended before the other began"
                 await asyncio.sleep(0.01)
             assert await engine.tokenize("hello", add_special_tokens=False)
             await read(engine, ask((9, 8), tokens=4))
@@ -38,4 +40,4 @@ def _works(process: object) -> bool:
     if started is None or not Path(f"/proc/{started.pid}/task/{started.pid}/children").exists():
         return False
     forks = forks_of(started.pid)
-    return bool(forks) and cpu_seconds(forks[0]) > 0.1
+    return bool(forks) and cpu_seconds(forks[0]) > 0.02

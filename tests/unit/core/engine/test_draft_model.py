@@ -59,7 +59,7 @@ def test_a_model_that_cannot_draft_is_refused_by_name(
 def test_memory_is_shared_with_the_draft_model(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory decides, both pools and the spare slots fit into what one alone would take."""
     budget = 1 << 18
-    monkeypatch.setattr("core.memory.sizing.free_bytes", lambda device: budget)
+    monkeypatch.setattr("core.memory.sizing.free_bytes", lambda device, share: budget)
     model = load(target)
     config = Setting(tokens=None).config()
     alone = build_pools(config, model, DeviceStreams(CPU))

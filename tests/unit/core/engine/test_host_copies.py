@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from core.config import MemoryConfig
 from core.device.streams import DeviceStreams
-from core.engine import build_pools
+from core.engine import host_memory
 from core.engine.api import EngineState
 from core.engine.async_engine import AsyncEngine
 from core.errors import ConfigError
@@ -22,10 +23,9 @@ from core.memory import host_bytes
 from core.memory.cross.cross_pages import CROSS
 from core.memory.host_arena import HostArena
 from core.memory.host_moves import CopyOut
-from core.memory.kv_formats import KV_FORMATS
-from core.memory.kv_pool import KVLayerSpec
 from core.memory.recurrent.state_slots import NAME as STATES
 from core.memory.window.window_pages import NAME as WINDOW
+from core.prefix.tenants import tenant_of
 from core.text.tokenizer import Tokenizer
 from tests.unit.core.engine.emulation import ask, running
 from tests.unit.core.executor.test_landings import Landed
@@ -152,30 +152,28 @@ async def test_without_room_in_host_memory_nothing_of_it_is_made(
         for stream in streams:
             assert [event async for event in stream]
         assert engine.stats.preemptions > 0 and engine.stats.rejoined_requests == 0
-        assert engine._scheduler._rejoining is None
+        assert engine._scheduler.host_cache is None
     assert made == ["stream"], "that of results"
     assert not landing_threads()
 
 
 @pytest.mark.parametrize(
-    ("held", "drafts", "cached", "said"),
+    ("held", "said"),
     [
-        ([STATES], 0, "auto", "recurrent states"),
-        ([WINDOW, "adapters"], 0, "auto", "a pool of window layers"),
-        ([CROSS], 3, "auto", "keys of an encoder, places of drafts"),
-        ([], 0, "fp8_e4m3", "scales of keys"),
-        (["adapters"], 0, "auto", ""),
+        ([STATES, WINDOW], "recurrent states, a pool of window layers"),
+        ([WINDOW, "adapters"], "a pool of window layers"),
+        ([CROSS], "keys of an encoder"),
+        (["adapters"], ""),
     ],
 )
-def test_what_no_copy_has_is_named_once(
-    held: list[str], drafts: int, cached: str, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    layers, given = (KVLayerSpec(0, 1, 8, 8),), MemoryConfig(host_cache_bytes=1 << 20)
-    not_copied = build_pools._not_copied(held, drafts, KV_FORMATS[cached])
-    with caplog.at_level(logging.WARNING, build_pools.__name__):
-        tier = build_pools._host_tier(given, layers, torch.float32, not_copied)
-        assert build_pools._host_tier(MemoryConfig(), layers, torch.float32, ["anything"]) is None
-    assert (tier is None) == bool(said)
+def test_what_no_copy_has_is_named_once(held: list[str], said: str, caplog: pytest.LogCaptureFixture) -> None:
+    beside = host_memory.not_copied(held)
+    with caplog.at_level(logging.WARNING, host_memory.__name__):
+        found = host_memory.build_host_memory(
+            MemoryConfig(host_cache_bytes=1 << 20), 64, beside, tenant_of, rejoins=True
+        )
+        assert host_memory.build_host_memory(MemoryConfig(), 64, ["anything"], tenant_of, rejoins=True) is None
+    assert (found is None) == bool(said)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == bool(said) and all(each.endswith(f"also hold {said}") for each in told)
 
@@ -187,6 +185,31 @@ def test_room_that_the_machine_has_not_is_refused_by_field(monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="host_cache_bytes: 4194304 bytes are needed, 1048576 of"):
         host_bytes.host_bytes(monkeypatch, 1 << 22, torch.device("cpu"))
     assert host_bytes.host_bytes(monkeypatch, 1 << 20, torch.device("cpu")).nbytes == 1 << 20
-    layers = (KVLayerSpec(0, 1, 8, 8),)
     with pytest.raises(ConfigError, match="host_cache_bytes: 1000000000000000 bytes are needed"):
-        build_pools._host_tier(MemoryConfig(host_cache_bytes=10**15), layers, torch.float32, [])
+        host_memory.build_host_memory(MemoryConfig(host_cache_bytes=10**15), 64, [], None, rejoins=True)
+
+
+def test_a_flush_of_a_tenant_is_of_its_namespaces() -> None:
+    """Which are told by the adapters of the engine, not by the salt alone."""
+    given = MemoryConfig(page_size=16, host_cache_bytes=1 << 20, host_cache_chunk=16)
+    found = host_memory.build_host_memory(given, 64, [], lambda salt: salt[0], rejoins=True)
+    assert found is not None and found.prefixes is not None
+    for salt in ("ax", "bx"):
+        found.prefixes.extend(np.arange(16), salt)
+    assert found.prefixes.flush("a") == 16 and found.prefixes.tokens == 16
+
+
+def test_a_chunk_that_never_fits_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    given = MemoryConfig(page_size=16, host_cache_bytes=1 << 20, host_cache_chunk=1 << 20)
+    assert host_memory.build_host_memory(given, 64, [], tenant_of, rejoins=True) is not None
+    assert "no prefix is kept in host memory: 1048576 tokens (host_cache_chunk)" in caplog.text
+
+
+def test_chunks_are_whole_pages_and_only_where_prefixes_are_kept() -> None:
+    given = MemoryConfig(page_size=16, host_cache_bytes=1 << 20, host_cache_chunk=40)
+    found = host_memory.build_host_memory(given, 64, [], tenant_of, rejoins=True)
+    assert found is not None and found.prefixes is not None and found.prefixes.chunk == 48
+    without = host_memory.build_host_memory(given, 64, [], None, rejoins=True)
+    assert without is not None and without.prefixes is None and without.tier.num_blocks == 4
+    assert host_memory.build_host_memory(given, 64, [], None, rejoins=False) is None, "nothing would be kept"
+    assert host_memory.build_host_memory(given, 0, [], tenant_of, rejoins=True) is None, "a model without keys"

@@ -15,13 +15,13 @@ import torch
 
 from core.config import ModelConfig
 from core.engine.api import EngineState
-from core.engine.control import CONTROL_BUSY, WEIGHT_MEMORY
+from core.engine.control import WEIGHT_MEMORY
 from core.engine.renewal import Loaded, Renewal, why_not_in_place
 from core.errors import Draining, InvalidRequest, ModelLoadError, Overloaded, RequestFailed, Unsupported
 from core.memory.kv_pool import KVLayerSpec
 from core.models.base import ModelSpec
 from core.text.tokenizer import Tokenizer
-from core.types.control import WeightSource
+from core.types.control import CONTROL_BUSY, WeightSource
 from tests.support.until import turns, until
 from tests.unit.core.engine.emulation import HookedModel, ask, assert_opened, assert_serves, read, running
 

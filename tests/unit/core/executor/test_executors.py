@@ -98,7 +98,7 @@ class CopyRunner(Runner):
     copied: list[int] = field(default_factory=list)
 
     def copy_out(self, out: CopyOut) -> Gate:
-        self.copied.append(out.copy.number)
+        self.copied.append(out.number)
         return Gate(is_open=True)
 
 
@@ -174,7 +174,7 @@ def test_a_step_that_waited_for_the_one_behind_it_is_delivered_if_that_is_a_copy
     runner = CopyRunner(computes=lambda _: _wait(queued))
     thread = ForwardThread(runner, waker)  # type: ignore[arg-type]
     thread.submit(batch(1))
-    thread.copy_out(CopyOut(HostCopy(7, 1, NONE), NONE))
+    thread.copy_out(CopyOut((HostCopy(7, 1, NONE),), NONE))
     queued.set()
     waker.wait_for(2)
     assert [r.step_id for r in thread.completed()] == [1]
@@ -191,7 +191,7 @@ def test_after_a_failed_step_nothing_is_copied() -> None:
     runner = CopyRunner(fail_at=1)
     thread = ForwardThread(runner, waker)  # type: ignore[arg-type]
     thread.submit(batch(1))
-    thread.copy_out(CopyOut(HostCopy(7, 1, NONE), NONE))
+    thread.copy_out(CopyOut((HostCopy(7, 1, NONE),), NONE))
     thread.stop()
     assert str(thread.completed()[0].error) == "device lost" and runner.copied == [] == thread.landed()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core.memory.host_arena import HostArena
-from core.memory.host_moves import CopyBack, CopyOut
+from core.memory.host_moves import CopyOut, Rejoined
 from core.memory.host_tier import HostTier
 from tests.unit.core.attention.dense import LAYER
 from tests.unit.core.executor.test_captured_companions import ints
@@ -18,15 +18,15 @@ from tests.unit.core.executor.test_one_upload import ROWS, compare, needs_triton
 TOKENS = 4
 
 
-def back_of(world: World, tier: HostTier, arena: HostArena, row: int, newest: int) -> CopyBack:
+def back_of(world: World, tier: HostTier, arena: HostArena, row: int, newest: int) -> Rejoined:
     """Copies what `row` holds to host memory, and forgets it on the device."""
     slots = world.pool.table[row, :TOKENS].long()
     copy = tier.take(TOKENS)
     assert copy is not None
-    arena.copy_out(CopyOut(copy, slots.numpy()))
+    arena.copy_out(CopyOut((copy,), slots.numpy()))
     for held in (world.kv.k(LAYER), world.kv.v(LAYER)):
         held[slots] = 0
-    return CopyBack(copy, row, newest, 0, slots.numpy().copy())
+    return Rejoined((copy,), 0, slots.numpy().copy(), row, newest)
 
 
 def rejoining(world: World) -> Any:

@@ -112,7 +112,7 @@ def test_sizes_count_codes_and_scales() -> None:
 def test_the_same_memory_holds_twice_as_many_tokens(
     head_dim: int, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.memory.sizing.free_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr("core.memory.sizing.free_bytes", lambda *_: 1 << 30)
     layers = [KVLayerSpec(number, 8, head_dim, head_dim) for number in range(32)]
     plain, coded = (
         num_pages(MemoryConfig(), KVPool.bytes_per_token_for(layers, torch.bfloat16, each), 1 << 20, CPU)

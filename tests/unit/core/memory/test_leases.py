@@ -150,3 +150,15 @@ def test_what_only_a_lease_kept_in_a_cache_that_keeps_nothing_is_free_at_its_end
     memory.reclaim(lease)
     memory.check_integrity()
     assert memory.cache.cached_pages == 0 and memory.allocator.available == 8
+
+
+def test_a_flush_of_a_tenant_leaves_the_leases_of_others_locked() -> None:
+    """Their pages would count as room, and make none."""
+    memory = RequestMemory(RowAllocator(3), PagedKVAllocator(12, PAGE), build_prefix_cache("radix", PAGE), 64)
+    for salt in ("a\0", "b\0"):
+        seat = memory.admit(ids(8), salt, 0)
+        assert seat is not None
+        memory.lend(seat.row, 8)
+        memory.release(seat.row, seat.generation, ids(8))
+    assert memory.flush("a") == 2 and memory.cache.locked_pages == 2
+    memory.check_integrity()

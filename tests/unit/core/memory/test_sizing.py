@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,7 +28,7 @@ def budget(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of 300 pages of the plain pool."""
     found = 300 * PAGE * EACH
     for module in (sizing, window_sizing):
-        monkeypatch.setattr(module, "free_bytes", lambda _: found)
+        monkeypatch.setattr(module, "free_bytes", lambda _, share: int(found * share))
     return found
 
 
@@ -35,6 +37,16 @@ def test_memory_that_other_pools_were_promised_is_left_to_them(budget: int) -> N
     assert num_pages(CONFIG, EACH, CONTEXT, CPU, 100 * PAGE * EACH) == 200
     with pytest.raises(ConfigError, match="less than one page"):
         num_pages(CONFIG, EACH, CONTEXT, CPU, budget + 1)
+
+
+def test_an_engine_beside_others_takes_its_share() -> None:
+    half = replace(CONFIG, machine_share=0.5)
+    assert num_pages(half, EACH, CONTEXT, CPU) == 150
+    split = SplitLayers.of(LAYERS, CONTEXT, windows=True)
+    whole, less = (
+        divide_pages(config, split, split.bounds(PAGE, 128), torch.float32, CONTEXT, CPU) for config in (CONFIG, half)
+    )
+    assert 0 < less.kv <= whole.kv // 2 + 1 and 0 < less.window <= whole.window
 
 
 def test_no_more_pages_than_rows_can_fill() -> None:

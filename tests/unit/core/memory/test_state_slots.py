@@ -13,6 +13,7 @@ from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.recurrent.row_to_slot import HybridReqToTokenPool
 from core.memory.recurrent.state_pool import MambaPool, StateLayerSpec, StateShape
 from core.memory.recurrent.state_slots import StateSlots, StateWrites
+from core.memory.recurrent.state_snapshots import Tracking
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
@@ -124,3 +125,22 @@ def test_a_fresh_slot_is_cleared_and_its_neighbours_are_not() -> None:
         assert conv.sum(dim=(1, 2)).tolist() == [6, 0, 6]
         assert (recurrent is None) == (layer == 2)
         assert recurrent is None or recurrent.sum(dim=(1, 2)).tolist() == [4, 0, 4]
+
+
+def test_the_state_at_the_last_whole_page_goes_along_and_replaces_zeros() -> None:
+    states = StateSlots(4, 7, Tracking(4, 8, 1))
+    cache = build_prefix_cache("radix", 4)
+    memory = RequestMemory(RowAllocator(6), PagedKVAllocator(12, 4), cache, 64, [states])
+    seat = memory.admit(ids(9), "", 0)
+    assert seat is not None and states.slots_for(2) == 1
+    pages = memory.pages_of(seat.row, 8)
+    assert states.leaves(pages) is None, "nothing was computed"
+    plan(memory, seat.row, 9)
+    slots = states.leaves(pages)
+    assert slots is not None and slots.tolist() != [states.slot_of(seat.row)] and len(slots) == 1
+    assert states.leaves(pages[:1]) is None, "there is none at that place"
+    other = memory.admit(ids(9, 50), "", 0)
+    assert other is not None
+    into = states.resumes(other.row, memory.pages_of(other.row, 8))
+    assert into.tolist() == [states.slot_of(other.row)]
+    memory.check_integrity()

@@ -245,3 +245,40 @@ def test_the_device_translates_as_the_host_does_and_padding_to_padding() -> None
             assert pool.table.tolist() == [windows.window_of(page) for page in range(61)]
     assert len(set(pool.table[pool.table > 0].tolist())) == int((pool.table > 0).sum()), "two pages in one"
     assert pool.table[0] == 0 and pool.table.dtype == torch.int32
+
+
+@pytest.mark.parametrize("pages", [1, 2, 3, 5])
+def test_the_last_window_of_a_prompt_goes_along_and_a_row_goes_on_behind_it(pages: int) -> None:
+    windows, memory = make(20)
+    tokens = ids(pages * PAGE + 2)
+    row = prefill(memory, tokens).row
+    held = memory.pages_of(row, pages * PAGE).copy()
+    slots = windows.leaves(held)
+    first = max(0, pages * PAGE - WINDOW + 1) // PAGE
+    assert slots is not None and windows.slots_for(pages) == len(slots) == (pages - first) * PAGE
+    found = [windows.window_of(page) for page in held[first:].tolist()]
+    assert 0 not in found and slots.tolist() == [page * PAGE + place for page in found for place in range(PAGE)]
+    # Another engine, or this one.
+    other, theirs = make(20)
+    taken = admit(theirs, tokens)
+    into = other.resumes(taken.row, theirs.pages_of(taken.row, pages * PAGE))
+    assert len(into) == len(slots)
+    theirs.check_integrity()
+    writes = plan(theirs, taken.row, pages * PAGE, 2)
+    assert writes is not None and set(theirs.pages_of(taken.row, pages * PAGE)[first:]) <= set(writes.pages)
+    for length in range(pages * PAGE + 2, pages * PAGE + 30):
+        if length % PAGE == 0:
+            assert theirs.grow(np.array([taken.row]))
+        plan(theirs, taken.row, length, 1)
+    theirs.release(taken.row, taken.generation, ids(0))
+    theirs.check_integrity()
+    assert other.available == 20
+
+
+def test_a_window_that_another_row_has_taken_does_not_go_along() -> None:
+    windows, memory = make(20)
+    row = prefill(memory, ids(4 * PAGE + 1)).row
+    held = memory.pages_of(row, 4 * PAGE).copy()
+    lost = int(held[-1])
+    windows._window_of[lost] = 0
+    assert windows.leaves(held) is None

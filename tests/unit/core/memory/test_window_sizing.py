@@ -29,7 +29,7 @@ def layer_bytes(pages: int, layers: tuple[KVLayerSpec, ...]) -> int:
 
 def divide(layers: tuple[KVLayerSpec, ...], budget: int, monkeypatch: pytest.MonkeyPatch, **config: Any) -> PageCounts:
     for module in ("core.memory.window.window_sizing.free_bytes", "core.memory.sizing.free_bytes"):
-        monkeypatch.setattr(module, lambda _: budget)
+        monkeypatch.setattr(module, lambda *_: budget)
     split = SplitLayers.of(layers, CONTEXT, windows=True)
     bounds = split.bounds(PAGE, 128)
     settings = MemoryConfig(page_size=PAGE, **{"max_running_requests": 8, **config})

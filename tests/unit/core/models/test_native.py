@@ -46,6 +46,19 @@ def test_logits_equal_those_of_transformers(checkpoint: Make, kind: str) -> None
     assert same
 
 
+def test_logits_that_are_held_are_not_written_again(checkpoint: Make) -> None:
+    """Their memory serves a later step, and only once nothing holds on to it, were it by a view."""
+    rows = sequences()
+    run, (row, *_) = PackedRun(load(checkpoint("llama")), rows), rows
+    first = run.step([Part(row, 0, 8)], 1, [0])[:, :5]
+    before = first.clone()
+    second = run.step([Part(row, 8, 4)], 1, [0])
+    assert torch.equal(first, before) and not torch.equal(second[:, :5], before)
+    place = second.data_ptr()
+    del second
+    assert run.step([Part(row, 12, 1)], 0, [0]).data_ptr() == place, "it asked for no new memory"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_stays_within_rounding(checkpoint: Make, kind: str) -> None:
     path, rows = checkpoint(kind), sequences()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,3 +51,24 @@ def test_a_source_that_does_not_compile_is_said_to_be_so(tmp_path: Path, monkeyp
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(ExtensionUnavailable):
         replace(HOST).load()
+
+
+def test_threads_that_load_it_at_once_get_all_of_it() -> None:
+    """In a process that has not loaded it yet: engines of one process load it in threads of their own."""
+    if not HOST.is_built():
+        pytest.skip("no native code here")
+    code = (
+        "import sys, threading\n"
+        "from core.native.host import HOST\n"
+        "sys.setswitchinterval(1e-6)\n"
+        "path, together, found = HOST.path(), threading.Barrier(8), []\n"
+        "def load():\n"
+        "    together.wait()\n"
+        "    found.append(hasattr(HOST.load_from(path), 'Relay'))\n"
+        "threads = [threading.Thread(target=load) for _ in range(8)]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+        "print(all(found), len(found))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["True", "8"]

@@ -11,6 +11,7 @@ from core.memory.request_memory import RequestMemory
 from core.memory.rows import RowAllocator
 from core.memory.seat import Seat
 from core.prefix.registry import build_prefix_cache
+from core.scheduler.outgoing import Outgoing
 from core.scheduler.rejoining import Rejoining
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
@@ -43,7 +44,8 @@ class World:
         allocator = PagedKVAllocator(12, PAGE)
         self.memory = RequestMemory(RowAllocator(3), allocator, build_prefix_cache(cache, PAGE), 64)
         self.tier, self.copies = HostTier(nbytes, 8, BLOCK), Copies()
-        self.rejoining = Rejoining(self.tier, self.memory, self.copies)
+        self.outgoing = Outgoing(self.tier, self.memory, self.copies)
+        self.rejoining = Rejoining(self.tier, self.outgoing)
         self.req = Req("r", 0, ids(PROMPT), SamplingParams(), 0, 8)
         self.req.outputs = ids(OUT, 50).astype("int32")
 
@@ -63,9 +65,9 @@ class World:
         return left
 
     def land(self) -> None:
-        self.copies.told += [out.copy.number for out in self.copies.begun]
+        self.copies.told += [out.number for out in self.copies.begun]
         self.copies.begun.clear()
-        assert self.rejoining.land()
+        assert self.outgoing.land()
 
     def nothing_is_left(self) -> None:
         self.memory.check_integrity()
@@ -89,7 +91,7 @@ def test_it_goes_on_from_its_copy(landed_first: bool) -> None:
     assert world.rejoining.rejoin(world.req, seat) and world.req not in world.rejoining
     assert world.tier.used_bytes == 96, "no batch carries it yet: its blocks must not be taken"
     (back,) = world.rejoining.take_backs()
-    assert (back.row, back.newest, back.skip, back.copy.tokens) == (seat.row, 51, 0, TOKENS)
+    assert (back.row, back.newest, back.skip, back.copies[0].tokens) == (seat.row, 51, 0, TOKENS)
     assert not set(back.slots.tolist()) & set(out.slots.tolist()) or landed_first
     assert world.rejoining.take_backs() == () and world.rejoining.rejoined == 1
     world.unseat()
@@ -103,7 +105,7 @@ def test_an_end_while_it_waits_gives_all_back(landed_first: bool) -> None:
     world = World()
     world.seat()
     world.retract()
-    number = world.copies.begun[0].copy.number
+    number = world.copies.begun[0].number
     if landed_first:
         world.land()
     world.rejoining.gone(world.req, 0)

@@ -6,17 +6,20 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 import grpc.aio
 import pytest
 
+from service.access.tls_credentials import ClientTls
 from service.cli.commands import waiting
 from service.cli.commands.waiting import wait_until_loaded
 from service.client import SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
+from tests.security.certificates import Authority, needs_openssl
 from tests.support.until import PATIENCE
 from tests.support.within import within
 
@@ -77,6 +80,24 @@ async def test_a_server_that_stops_answering_is_waited_for_as_long_as_was_asked(
         "its log may say why"
     )
     assert all(left is not None and left <= 1.5 for left in server.remaining[1:]), "no question outlasts the wait"
+
+
+@needs_openssl
+async def test_a_server_with_another_certificate_is_not_called_missing(tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
+    pair = other.issue("server", names=("localhost",))
+    keys = grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.cert.read_bytes())])
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", keys)
+    await server.start()
+    try:
+        async with SlipstreamClient(f"localhost:{port}", tls=ClientTls(authority.cert.read_bytes())) as client:
+            with pytest.raises(click.ClickException) as told:
+                await wait_until_loaded(client, f"localhost:{port}", 0.0)
+    finally:
+        await server.stop(0)
+    assert told.value.message.startswith("--tls-ca, --tls-cert: the server and this client do not accept")
+    assert "CERTIFICATE_VERIFY_FAILED" in told.value.message
 
 
 @pytest.mark.parametrize("seconds", [0.0, 300.0])

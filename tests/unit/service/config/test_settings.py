@@ -87,7 +87,7 @@ def leaves(config: Any, at: str = "") -> dict[str, Any]:
     return found
 
 
-OTHERS = {"speculative": "ngram", "pair_template": "{query} {document}"}
+OTHERS = {"speculative": "ngram", "pair_template": "{query} {document}", "transfer_peers": "127.0.0.9/32"}
 """Of settings whose texts have a form."""
 
 

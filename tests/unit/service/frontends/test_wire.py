@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from core.errors import (
 )
 from core.types.adapters import AdapterInfo, AdapterList
 from core.types.audio import Audio, AudioTask
-from core.types.chat import ChatMessage, ToolCall, ToolMode
+from core.types.chat import AnswerKind, AnswerPart, ChatMessage, ToolCall, ToolMode
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import (
     Delta,
@@ -40,6 +41,7 @@ from core.types.labels import Activation, Labels
 from core.types.plain import to_plain
 from core.types.sampling_params import SamplingParams
 from core.types.stats import DraftStats, EngineStats, HistogramStats, PoolStats
+from service.frontends import wire
 from service.frontends.events import EventBatch, read_events
 from service.frontends.plain_json import (
     error_from_plain,
@@ -51,6 +53,11 @@ from service.frontends.plain_json import (
 from service.frontends.remote_stream import RemoteStream
 from service.frontends.wire import Kind, Link
 from tests.support.fakes.fake_engine import INFO, info_with
+
+PARTS = (
+    AnswerPart(AnswerKind.REASONING, "hé"),
+    AnswerPart(AnswerKind.CALL, call=ToolCall("look", '{"far": 3}', "c")),
+)
 
 VALUES = [
     GenerateRequest("a", token_ids=(1, 2), sampling=SamplingParams(logit_bias={3: -1.5}, stop=("x", "y"), seed=7)),
@@ -129,6 +136,8 @@ def test_a_batch_of_events_survives_being_cut_anywhere() -> None:
         (8, Delta(0, 1, (6, 7), "", told)),
         (7, Delta(0, 10, (4, 5), "", top)),
         (6, Delta(0, -(2**20), (4, 5), "", top)),
+        (5, Delta(0, 1, (6, 7), "", told, PARTS)),
+        (4, Delta(0, 2, (), "", (), PARTS[:1])),
     ]
     batch = EventBatch()
     for stream, delta in deltas:
@@ -166,6 +175,28 @@ async def test_tokens_of_a_prompt_are_merged_by_themselves() -> None:
     assert await anext(stream) == Delta(0, 0, (1, 2), "ab")
     stream.push(Delta(0, 2, (3,), "c"))
     assert await anext(stream) == Delta(0, 2, (3,), "c")
+
+
+async def test_parts_of_an_answer_are_kept_in_order_until_they_are_read() -> None:
+    room = UnreadBytes()
+    stream = RemoteStream("r", 1, lambda: None, max_pending_tokens=200, room=room)
+    for place in range(100):
+        part = AnswerPart(AnswerKind.CONTENT, str(place))
+        stream.push(Delta(0, place, (place,), parts=(part, PARTS[1])))
+    assert room.bytes > 100 * sys.getsizeof(""), "they are counted"
+    delta = await anext(stream)
+    assert isinstance(delta, Delta) and delta.text == ""
+    assert [part.text for part in delta.parts[::2]] == [str(place) for place in range(100)]
+    assert set(delta.parts[1::2]) == {PARTS[1]} and room.bytes == 0
+
+
+def test_a_delta_whose_parts_cannot_be_read_is_known_by_its_stream() -> None:
+    batch = EventBatch()
+    for stream in (3, 4):
+        batch.add(stream, Delta(0, 1, (6,), parts=PARTS))
+    body = batch.frame()[wire._HEADER.size :].replace(b"reasoning", b"unreasons", 1)
+    _, between, _ = read_events(body)
+    assert list(between) == [(3, None), (4, Delta(0, 1, (6,), parts=PARTS))]
 
 
 async def test_unread_deltas_are_merged_and_bounded() -> None:

@@ -1,0 +1,1 @@
+"""Prefill on one engine, decode on another: how keys and values get from the one to the other."""

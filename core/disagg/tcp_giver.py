@@ -1,0 +1,194 @@
+"""Gives keys away over plain TCP: a peer connects, says what it wants, and gets the bytes once they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from core.disagg import frames
+from core.disagg.frames import BadFrame, Message
+from core.disagg.interface import Facts, Offer, Wanted
+from core.disagg.rooms import Room, Rooms
+from core.disagg.transfer_thread import TransferThread
+from core.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS: Final = 5.0
+"""Within which a peer says what it wants: strangers hold no connection for longer."""
+WAIT_SECONDS: Final = 1.0
+"""Between two words that a prompt is still expected, for peers of less patience."""
+MOST_PEERS: Final = 1024
+"""Connections at once; more wait to be accepted."""
+
+
+class TcpGiver:
+    """The `Giver` over TCP."""
+
+    def __init__(
+        self,
+        bound: tuple[str, int],
+        advertise: str | None,
+        secret: bytes,
+        engine_id: str,
+        facts: Callable[[], Facts],
+        timeout: float,
+    ) -> None:
+        """`bound`: where to listen. `facts`: asked on another thread. Raises StartupError for an address in use."""
+        try:
+            family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
+            both = bound[0] == "::" and socket.has_dualstack_ipv6()
+            self._listener = socket.create_server(bound, family=family, backlog=MOST_PEERS, dualstack_ipv6=both)
+        except OSError as error:
+            raise StartupError(f"transfer_host {bound[0]}, transfer_port {bound[1]}: {error.strerror}") from None
+        self._listener.setblocking(False)
+        self.address = (advertise or bound[0], int(self._listener.getsockname()[1]))
+        self._secret, self._engine_id, self._facts, self._timeout = secret, engine_id, facts, timeout
+        self._thread = TransferThread("slipstream-give")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rooms: Rooms
+        self._thread.call(self._begin)
+
+    def expect(self, room: str) -> None:
+        """See `Giver`."""
+        self._thread.call(lambda: self._rooms.expect(room))
+
+    def offer(self, offer: Offer, over: Callable[[bool], None]) -> None:
+        """See `Giver`."""
+        self._thread.call(lambda: self._rooms.offer(offer, over))
+
+    def withdraw(self, room: str) -> None:
+        """See `Giver`."""
+        self._thread.call(lambda: self._rooms.withdraw(room))
+
+    def retire(self) -> None:
+        """See `Giver`."""
+        self._thread.call(lambda: self._rooms.retire())
+
+    def close(self) -> None:
+        """See `Giver`."""
+        self._thread.close()
+        self._listener.close()
+        # Nothing runs there any more.
+        self._rooms.close()
+
+    def _begin(self) -> None:
+        self._rooms = Rooms(self._timeout)
+        self._keep(self._accept())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while len(self._tasks) > MOST_PEERS:
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                peer, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                # No descriptors, say: those that are open end within their timeouts.
+                log.warning("no engine can fetch keys for now: %s", error)
+                await asyncio.sleep(HELLO_SECONDS / 10)
+                continue
+            peer.setblocking(False)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._keep(self._serve(peer))
+
+    async def _serve(self, peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError, EOFError, TimeoutError, BadFrame):
+            drawn = frames.nonce()
+            async with asyncio.timeout(min(HELLO_SECONDS, self._timeout)):
+                await frames.send(peer, {"slipstream": frames.VERSION, "nonce": drawn})
+                hello = await frames.receive(peer)
+            asked, back = hello.get("asked"), hello.get("nonce")
+            if not (isinstance(asked, dict) and isinstance(back, str)):
+                raise BadFrame("nothing asked")
+            if not frames.proves(hello.get("proof"), self._secret, "take", drawn, asked):
+                await self._say(peer, back, {"status": "unauthenticated"})
+                return
+            await self._answer(peer, back, asked)
+
+    async def _answer(self, peer: socket.socket, back: str, asked: Message) -> None:
+        if differ := self._differ(asked):
+            await self._say(peer, back, {"status": "mismatch", "differ": differ})
+            return
+        wanted = _wanted(asked)
+        room = await self._room(peer, back, wanted)
+        # Asked again: it may have waited while weights changed here.
+        if differ := self._differ(asked):
+            await self._say(peer, back, {"status": "mismatch", "differ": differ})
+            return
+        if room is None or room.offer is None:
+            await self._say(peer, back, {"status": "gone"})
+            return
+        self._rooms.begin(wanted.room, room)
+        delivered = False
+        try:
+            await self._give(peer, back, wanted, room.offer)
+            delivered = True
+        finally:
+            self._rooms.sent(wanted.room, room, delivered=delivered)
+
+    def _differ(self, asked: Message) -> list[str]:
+        """Names of what the peer that asks has otherwise than this engine has it now."""
+        facts, theirs = dict(self._facts()), asked.get("facts")
+        known = theirs if isinstance(theirs, dict) else {}
+        return sorted(name for name in facts.keys() | known.keys() if known.get(name, self) != facts.get(name, self))
+
+    async def _room(self, peer: socket.socket, back: str, wanted: Wanted) -> Room | None:
+        """The room once what is wanted is offered there; None if that is not going to be."""
+        if wanted.engine_id not in ("", self._engine_id) or self._rooms.is_gone(wanted.room):
+            return None
+        ends = asyncio.get_running_loop().time() + self._timeout
+        while True:
+            room, arrived = self._rooms.find(wanted.room), self._rooms.arrived
+            if room is None:
+                # Asked before this engine was. One that it was told of by this engine itself is over.
+                left = 0.0 if wanted.engine_id else ends - asyncio.get_running_loop().time()
+                if left <= 0 or self._rooms.is_gone(wanted.room):
+                    return None
+                news = arrived
+            elif room.offer is None or room.sending is not None:
+                # A prompt that waits or is computed has no end that is known here: the peer hears that it goes on.
+                left, news = self._timeout, room.changed
+                news.clear()
+            else:
+                fits = room.offer.claim == wanted.claim and room.offer.tokens == wanted.tokens
+                return room if fits and 0 <= wanted.start <= wanted.tokens else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, self._timeout / 3, WAIT_SECONDS)):
+                    await news.wait()
+            await self._say(peer, back, {"status": "wait"})
+
+    async def _give(self, peer: socket.socket, back: str, wanted: Wanted, offer: Offer) -> None:
+        parts = offer.parts(wanted.start)
+        told = {"status": "ready", "cached": offer.cached_tokens, "bytes": sum(map(len, parts))}
+        await self._say(peer, back, told)
+        loop = asyncio.get_running_loop()
+        for piece in frames.slices(parts):
+            async with asyncio.timeout(self._timeout):
+                await loop.sock_sendall(peer, piece)
+        async with asyncio.timeout(self._timeout):
+            if (await frames.receive(peer)).get("status") != "got":
+                raise BadFrame("no acknowledgement")
+
+    async def _say(self, peer: socket.socket, back: str, said: Message) -> None:
+        async with asyncio.timeout(self._timeout):
+            await frames.send(peer, {"said": said, "proof": frames.proof(self._secret, "give", back, said)})
+
+
+def _wanted(asked: Message) -> Wanted:
+    """Raises BadFrame."""
+    names, numbers = ("room", "claim", "engine_id"), ("start", "tokens")
+    if not all(isinstance(asked.get(name), str) for name in names):
+        raise BadFrame("no room")
+    if not all(type(asked.get(name)) is int for name in numbers):
+        raise BadFrame("no tokens")
+    return Wanted(asked["room"], asked["claim"], asked["start"], asked["tokens"], asked["engine_id"])

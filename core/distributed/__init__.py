@@ -1,0 +1,1 @@
+"""Engines that several processes are together: ranks of tensor parallelism."""

@@ -1,0 +1,122 @@
+"""The ranks of one engine, over torch.distributed: what the leader tells the others, in one order for all.
+
+Rank 0 leads. Whatever it says, it says from the thread that launches steps, between the collectives of one step and
+those of the next; so messages and collectives come in the same order everywhere, and one group carries both.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from core.errors import StartupError
+
+LEADER: Final = 0
+HOST: Final = "127.0.0.1"
+LOOPBACK: Final = "lo"
+"""The interface that has it."""
+FIRST: Final = 1 << 14
+"""Bytes of the first part of a message, its length included: most messages have no other."""
+_LENGTH: Final = 8
+JOIN_SECONDS: Final = 120.0
+"""How long a rank waits for the others at start."""
+PAUSE: Final = 0.02
+"""Seconds between two looks for them."""
+SILENCE: Final = timedelta(days=365)
+"""Ranks that have no work wait for news without end; a rank that is gone is noticed by its closed connection."""
+
+
+def _wait_for(ranks: list[str], store: TCPStore, check: Callable[[], None]) -> None:
+    """Raises TimeoutError that names the ranks which are not there in time."""
+    end = time.monotonic() + JOIN_SECONDS
+    while not store.check(ranks):
+        check()
+        if time.monotonic() > end:
+            raise TimeoutError("no word of rank " + ", ".join(each for each in ranks if not store.check([each])))
+        time.sleep(PAUSE)
+
+
+class World:
+    """This process among `size` ranks. One thread at a time."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        """Of a process group that was joined: see `join`."""
+        self.rank = rank
+        self.size = size
+        self._first = torch.zeros(FIRST, dtype=torch.uint8)
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        port: int,
+        device: torch.device,
+        listener: socket.socket | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> World:
+        """Meet the other ranks at `port` of this machine, where rank 0 has the `listener`.
+
+        Nothing outside the machine can connect. `check` is asked while the leader waits, and raises where that is in
+        vain. Raises StartupError where a rank stays away, or this process is a rank already.
+        """
+        if dist.is_initialized():
+            raise StartupError("a process can be a rank of one engine at a time")
+        # Both would otherwise listen on every interface.
+        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+        listening = None if listener is None else listener.detach()
+        backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+        try:
+            store = TCPStore(
+                *(HOST, port, size, rank == LEADER),
+                timeout=timedelta(seconds=JOIN_SECONDS),
+                wait_for_workers=False,
+                master_listen_fd=listening,
+            )
+            store.set(str(rank), "here")
+            _wait_for([str(each) for each in range(size)], store, check)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=SILENCE)
+        except (dist.DistError, TimeoutError, RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise StartupError(
+                f"rank {rank} of {size} did not meet the others at {HOST}:{port} within {JOIN_SECONDS:.0f} s: {reason}"
+            ) from error
+        return cls(rank, size)
+
+    def send(self, data: bytes) -> None:
+        """Tell all others `data`; every one of them is in `receive`, or comes there. Leader only."""
+        head = len(data).to_bytes(_LENGTH, "little") + data[: FIRST - _LENGTH]
+        self._first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        dist.broadcast(self._first, LEADER)
+        if rest := data[FIRST - _LENGTH :]:
+            dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), LEADER)
+
+    def receive(self) -> memoryview:
+        """What the leader sends next; waits for it. Raises RuntimeError once the leader is gone."""
+        first = torch.zeros(FIRST, dtype=torch.uint8)
+        dist.broadcast(first, LEADER)
+        length = int.from_bytes(first[:_LENGTH].numpy().tobytes(), "little")
+        if length <= FIRST - _LENGTH:
+            return first.numpy().data[_LENGTH : _LENGTH + length]
+        whole = torch.empty(length, dtype=torch.uint8)
+        whole[: FIRST - _LENGTH] = first[_LENGTH:]
+        rest = whole[FIRST - _LENGTH :]
+        dist.broadcast(rest, LEADER)
+        return whole.numpy().data
+
+    def share(self, tokens: torch.Tensor) -> None:
+        """Make `tokens`, contiguous, what they are on the leader, on its device and stream."""
+        dist.broadcast(tokens, LEADER)
+
+    def leave(self) -> None:
+        """End the group. Idempotent."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,226 @@
+"""Tensor parallelism: starts the other ranks of an engine, and is what each of them does.
+
+Weights, keys and values of each layer are shared out among the ranks by `transformers`. Rank 0 is the engine; the
+others load their shards, prove them by the same steps at the same time, and then follow (`core/distributed`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import multiprocessing
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Final
+
+import torch
+
+from core.attention.registry import build_attention
+from core.config import EngineConfig, MemoryConfig
+from core.device.checks import AssertMode, DeviceChecks
+from core.device.staging import Staging
+from core.device.streams import DeviceStreams, resolve_device
+from core.distributed.follower import STOP, FollowingSampling, follow
+from core.distributed.world import HOST, World
+from core.engine.build_pools import Pools, build_arena, build_pools
+from core.engine.disagg import Disagg
+from core.engine.kv_storage import check_kv_format
+from core.engine.math_threads import use_threads
+from core.errors import ConfigError, StartupError
+from core.executor.decode_graphs import graph_sizes
+from core.executor.device_state import DeviceState
+from core.executor.interface import Executor
+from core.executor.mixed_graphs import chunk_tokens
+from core.executor.step import StepRunner
+from core.memory.window.window_pages import NAME as WINDOW
+from core.memory.window.window_pool import SlidingWindowPool
+from core.models.attention_proof import prove_attention, prove_codes
+from core.models.loader import load_model
+from core.relay.future_map import FutureMap
+from core.sampling.registry import build_sampler
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS: Final = 20.0
+_SIZE: Final = 8
+"""Bytes of a size, as it is told."""
+
+REFUSED: Final[tuple[tuple[str, Callable[[EngineConfig], bool]], ...]] = (
+    ("speculative", lambda config: config.speculation.method != "off"),
+    ("lora", lambda config: config.lora.enabled),
+    ("deterministic", lambda config: config.model.deterministic),
+    ("weights_dir", lambda config: config.model.weights_dir is not None),
+    ("kv_cache_dtype", lambda config: config.model.kv_cache_dtype != "auto"),
+    ("quantization", lambda config: config.model.quantization != "none"),
+    ("role", lambda config: config.disagg.role != "both"),
+)
+"""Settings that engines of several ranks cannot have yet, and when a configuration has them."""
+
+
+class RankLost(StartupError):
+    """Another process of this engine is gone: it cannot start, or no step can be finished any more."""
+
+
+class Ranks:
+    """The other ranks of this engine, as its rank 0 knows them."""
+
+    def __init__(self, world: World, processes: list[BaseProcess]) -> None:
+        """`processes`: those that were started here."""
+        self.world = world
+        self._processes = processes
+
+    def sized(self, pools: Pools) -> None:
+        """Tell all how many tokens the pools of this rank hold; theirs hold as many, whatever memory they find."""
+        window = pools.companions.get(WINDOW)
+        held = window.kv.num_pages if isinstance(window, SlidingWindowPool) else 0
+        sizes = (pages * pools.memory.page_size for pages in (pools.memory.allocator.num_pages, held))
+        self.world.send(b"".join(tokens.to_bytes(_SIZE, "little") for tokens in sizes))
+
+    def check(self) -> None:
+        """Raises RankLost if one of them has ended before its time."""
+        _check(self._processes)
+
+    def kill(self) -> None:
+        """End the others at once: this rank cannot go on."""
+        _kill(self._processes)
+        self._processes = []
+        self.world.leave()
+
+    def close(self) -> None:
+        """End the others, and the group. What does not end by itself is ended. Idempotent."""
+        processes, self._processes = self._processes, []
+        try:
+            if processes and all(process.is_alive() for process in processes):
+                self.world.send(STOP)
+        except RuntimeError as error:
+            logger.warning("a rank was gone already: %s", str(error).partition("\n")[0])
+        for process in processes:
+            process.join(STOP_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self.world.leave()
+
+
+def _check(processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
+        if not process.is_alive():
+            raise RankLost(f"{process.name} ended with exit code {process.exitcode}")
+
+
+def _kill(processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+
+
+def sized_by(told: memoryview, memory: MemoryConfig) -> MemoryConfig:
+    """`memory` with the sizes of pools that rank 0 has told by `Ranks.sized`."""
+    total, window = (int.from_bytes(told[at : at + _SIZE], "little") for at in (0, _SIZE))
+    return dataclasses.replace(memory, max_total_tokens=total, max_window_tokens=window or None)
+
+
+def stop_all(executor: Executor, ranks: Ranks | None, disagg: Disagg, *, dead: bool) -> None:
+    """Run what was submitted to `executor`, and end what ran it, in other processes too. Blocks for as long.
+
+    And what sends keys to other engines, or gets theirs.
+
+    `dead`: wait for nothing. The executor's thread may hang for ever then; it is a daemon and ends with the process.
+    """
+    disagg.close()
+    if not dead:
+        executor.stop()
+    if ranks is not None:
+        ranks.kill() if dead else ranks.close()
+
+
+def open_ranks(config: EngineConfig, device: torch.device) -> Ranks | None:
+    """Start the other ranks, and meet them; None where the engine has one.
+
+    Raises ConfigError for a setting that cannot be, StartupError where a rank does not come, RankLost where it ends.
+    """
+    size = config.model.tensor_parallel
+    if size == 1:
+        return None
+    for name, has in REFUSED:
+        if has(config):
+            raise ConfigError(f"tensor_parallel is not possible with {name} yet")
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        raise ConfigError(f"tensor_parallel {size} needs as many devices: there are {torch.cuda.device_count()}")
+    listener = socket.create_server((HOST, 0))
+    port = listener.getsockname()[1]
+    spawning = multiprocessing.get_context("spawn")
+    processes: list[BaseProcess] = []
+    for rank in range(1, size):
+        name = f"slipstream-rank-{rank}"
+        processes.append(spawning.Process(target=run_follower, args=(config, rank, port), name=name, daemon=True))
+        processes[-1].start()
+    # Before what multiprocessing does then: it asks, which followers do not hear, and waits for them without end.
+    atexit.register(_kill, processes)
+    try:
+        return Ranks(World.join(0, size, port, device, listener, partial(_check, processes)), processes)
+    except BaseException:
+        _kill(processes)
+        raise
+
+
+def run_follower(config: EngineConfig, rank: int, port: int) -> None:
+    """Be rank `rank` of the engine that waits at `port` of this machine, to its end."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        # Sent to a whole group they are for the leader, which drains first and then ends this rank.
+        signal.signal(each, signal.SIG_IGN)
+    device = resolve_device(config.executor.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    use_threads(config)
+    world = World.join(rank, config.model.tensor_parallel, port, device)
+    try:
+        runner = _following(config, device, world)
+        staging = Staging(device)
+        follow(runner, world, lambda tensor: staging.pinned([tensor.numpy()]))
+    except RuntimeError as error:
+        # The leader is gone, and has told its clients why.
+        logger.error("rank %d ends: %s", rank, str(error).partition("\n")[0])
+    finally:
+        world.leave()
+
+
+def _following(config: EngineConfig, device: torch.device, world: World) -> StepRunner:
+    """What `core.engine.build` makes on rank 0, without what plans and answers: each step there has its own here."""
+    model = load_model(config.model, device, keeps_modules=True)
+    streams = DeviceStreams(device)
+    executor = config.executor
+    attention = build_attention(executor.attention_backend, device, config.model.deterministic)
+    format = check_kv_format(config, model.spec, type(attention))
+    prove_attention(model, attention)
+    prove_codes(model, attention, format)
+    config = dataclasses.replace(config, memory=sized_by(world.receive(), config.memory))
+    pools = build_pools(config, model, streams)
+    attention = build_attention(executor.attention_backend, device, config.model.deterministic)
+    model.bind(pools.kv, attention, pools.companions)
+    checks = DeviceChecks(AssertMode(executor.assert_mode), device)
+    return StepRunner(
+        DeviceState(
+            pool=pools.requests,
+            kv_pool=pools.kv,
+            future_map=FutureMap(pools.requests, streams, checks, ()),
+            checks=checks,
+            streams=streams,
+            staging=Staging(device),
+            model=model,
+            sampler=build_sampler(model.spec.vocab_size, device),
+            host=None if pools.host is None else build_arena(pools, streams),
+            companions=pools.companions,
+            attention=attention,
+            graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
+            graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if executor.cuda_graphs else (),
+            share=world.share,
+            sampling=FollowingSampling(),
+        )
+    )

@@ -1,0 +1,188 @@
+"""Ranks of an engine: what is refused before any is started, and how the loss of one is noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from core.config import EngineConfig, LoraConfig, MemoryConfig, ModelConfig, SpeculationConfig
+from core.engine import ranks
+from core.engine.ranks import RankLost, Ranks, open_ranks, sized_by, stop_all
+from core.engine.watchdog import Watchdog
+from core.errors import ConfigError, StartupError
+from core.memory.kv_pool import KVPool
+from core.memory.window.window_pages import NAME as WINDOW
+from core.memory.window.window_pool import SlidingWindowPool
+
+CPU = torch.device("cpu")
+MADE = EngineConfig(model=ModelConfig("x", tensor_parallel=2))
+
+
+def model(**changes: Any) -> EngineConfig:
+    return dataclasses.replace(MADE, model=dataclasses.replace(MADE.model, **changes))
+
+
+REFUSED: dict[str, Callable[[], EngineConfig]] = {
+    "speculative": lambda: dataclasses.replace(MADE, speculation=SpeculationConfig("ngram")),
+    "lora": lambda: dataclasses.replace(MADE, lora=LoraConfig(directory="x")),
+    "deterministic": lambda: model(deterministic=True),
+    "weights_dir": lambda: model(weights_dir="x"),
+    "kv_cache_dtype": lambda: model(kv_cache_dtype="int8"),
+    "quantization": lambda: model(quantization="int8"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_ranks_cannot_have_are_refused_before_any_is_started(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks.World, "join", lambda *_: pytest.fail("nothing is started"))
+    monkeypatch.setattr(multiprocessing.get_context("spawn"), "Process", lambda **_: pytest.fail("nothing is started"))
+    with pytest.raises(ConfigError, match=f"^tensor_parallel is not possible with {name} yet$"):
+        open_ranks(REFUSED[name](), CPU)
+
+
+def test_one_rank_is_no_ranks() -> None:
+    assert open_ranks(model(tensor_parallel=1), CPU) is None
+
+
+def test_devices_that_there_are_not_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="tensor_parallel 2 needs as many devices: there are 1"):
+        open_ranks(MADE, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(ranks.socket, "create_server", lambda *_: pytest.exit("there are enough"))
+    with pytest.raises(pytest.exit.Exception, match="there are enough"):
+        open_ranks(MADE, torch.device("cuda"))
+
+
+class Process:
+    """Alive until a test says otherwise."""
+
+    name = "slipstream-rank-1"
+    exitcode: int | None = None
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def start(self) -> None:
+        self.log.append("start")
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        self.log.append("join")
+
+    def kill(self) -> None:
+        self.log.append("kill")
+        self.exitcode = -9
+
+
+class Group:
+    """What was sent to the others; `broken`: a peer is gone."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.log: list[Any] = []
+        self._broken = broken
+
+    def send(self, data: bytes) -> None:
+        if self._broken:
+            raise RuntimeError("Connection closed by peer\nand more")
+        self.log.append(data)
+
+    def leave(self) -> None:
+        self.log.append("left")
+
+
+def made(process: Process, group: Group) -> Ranks:
+    return Ranks(group, [process])  # type: ignore[arg-type, list-item]  # stand-ins
+
+
+def test_the_watchdog_tells_of_a_rank_that_is_gone() -> None:
+    process = Process()
+    watchdog = Watchdog(10.0, 0.0, made(process, Group()))
+    assert not watchdog.hangs(1.0, 1, 0)
+    process.exitcode = -9
+    with pytest.raises(RankLost, match="slipstream-rank-1 ended with exit code -9"):
+        watchdog.hangs(2.0, 1, 0)
+
+
+def test_ranks_end_by_themselves_and_those_that_do_not_are_ended() -> None:
+    process, group = Process(), Group()
+    others = made(process, group)
+    others.close()
+    assert group.log == [b"", "left"] and process.log == ["join", "kill", "join"]
+    others.close()
+    others.check()
+    assert process.log == ["join", "kill", "join"] and group.log == [b"", "left", "left"], "nothing is told twice"
+
+
+def test_nothing_is_told_where_one_is_gone() -> None:
+    """It would wait for the one that is."""
+    gone, there, group = Process(), Process(), Group()
+    gone.exitcode = 1
+    Ranks(group, [gone, there]).close()  # type: ignore[arg-type, list-item]  # stand-ins
+    assert group.log == ["left"] and there.log == ["join", "kill", "join"]
+
+
+@pytest.mark.parametrize("windows", [0, 5])
+def test_followers_have_pools_of_the_leaders_sizes(windows: int) -> None:
+    """That of windows too, which they would size by a number of tokens where the leader sized it by memory."""
+    group = Group()
+    window = SlidingWindowPool(KVPool((), windows, 4, torch.float32, CPU), 9) if windows else None
+    memory = SimpleNamespace(page_size=4, allocator=SimpleNamespace(num_pages=9))
+    pools: Any = SimpleNamespace(memory=memory, companions={WINDOW: window} if window else {})
+    made(Process(), group).sized(pools)
+    found = sized_by(memoryview(group.log[0]), MemoryConfig(page_size=4))
+    assert (found.max_total_tokens, found.max_window_tokens) == (36, 4 * windows or None)
+
+
+@pytest.mark.parametrize("error", [StartupError("nobody came"), KeyboardInterrupt()])
+def test_ranks_that_were_started_in_vain_are_ended(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, registered = list[Process](), list[Any]()
+
+    def start(**_: Any) -> Process:
+        started.append(Process())
+        return started[-1]
+
+    def join(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ranks.multiprocessing, "get_context", lambda _: SimpleNamespace(Process=start))
+    monkeypatch.setattr(ranks.World, "join", join)
+    monkeypatch.setattr(ranks.atexit, "register", lambda *what: registered.append(what))
+    with pytest.raises(type(error)):
+        open_ranks(model(tensor_parallel=3), CPU)
+    assert [each.log for each in started] == [["start", "kill", "join"]] * 2
+    assert registered == [(ranks._kill, started)], "and at the end of the process, which would wait for them"
+
+
+def test_a_rank_that_was_gone_is_no_error_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    process, group = Process(), Group(broken=True)
+    made(process, group).close()
+    assert group.log == ["left"] and "a rank was gone already: Connection closed by peer" in caplog.text
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_dead_engine_waits_for_nothing(dead: bool) -> None:
+    process, group, stopped = Process(), Group(), list[str]()
+    executor: Any = SimpleNamespace(stop=lambda: stopped.append("executor"))
+    disagg: Any = SimpleNamespace(close=lambda: stopped.append("transfers"))
+    once = ["transfers"] if dead else ["transfers", "executor"]
+    stop_all(executor, made(process, group), disagg, dead=dead)
+    assert group.log == (["left"] if dead else [b"", "left"]) and stopped == once
+    stop_all(executor, None, disagg, dead=dead)
+    assert stopped == once * 2
+
+
+def test_what_cannot_go_on_ends_all_at_once() -> None:
+    process, group = Process(), Group()
+    made(process, group).kill()
+    assert group.log == ["left"] and process.log == ["kill", "join"]
