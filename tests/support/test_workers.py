@@ -112,6 +112,16 @@ def test_a_worker_that_dies_fails_its_test_and_the_others_run(tmp_path: Path) ->
         assert f"test_{file}.py::test_dies - a worker ended with {-signal.SIGKILL} in the middle" in run.out
 
 
+def test_what_a_worker_said_before_it_was_aborted_is_in_the_report(tmp_path: Path) -> None:
+    aborts = (
+        "def test_before(): os.write(2, b'earlier')\ndef test_aborts(): os.write(2, b'a check failed'); os.abort()\n"
+    )
+    run = Run(tmp_path, "--workers", "1", a=aborts)
+    assert (run.code, run.counts["passed"], run.counts["failed"]) == (1, 1, 1)
+    told = run.out[run.out.index("a worker ended with -6") :]
+    assert "a check failed" in told and "in test_aborts" in told and "earlier" not in told
+
+
 @pytest.mark.parametrize(
     "arguments", [("--timeout", "1"), ("--timeout", "1", "--timeout-method", "thread"), ("--workers-silence", "1")]
 )

@@ -3,17 +3,20 @@
 The tests are imported and collected once: by pytest-xdist each worker did it anew, twenty seconds of a core each. A
 worker takes a file when it has ended the one before. Tests that are marked `alone` run after all others, in one worker.
 
-A worker that dies fails the test that it was in, and a new one goes on with what it had taken. One that says nothing
-for longer than any test may take is killed.
+A worker that dies fails the test that it was in, and a new one goes on with what it had taken. The report of that test
+has what the worker wrote to stderr in it and where its threads were. One that says nothing for longer than any test may
+take is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -22,11 +25,12 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import pytest
 from _pytest import runner
 from _pytest._io import TerminalWriter
+from _pytest.capture import FDCapture, MultiCapture
 
 from tests.support.fork_server import end_with
 
@@ -69,12 +73,26 @@ class Worker:
 
     pid: int
     messages: Connection
+    stacks: IO[bytes]
+    """Where its threads were when a signal ended it."""
+    stderr: IO[bytes] | None = None
+    """What its test has written to file descriptor 2, as long as pytest captures it."""
     taken: list[int] = field(default_factory=list)
     """Numbers of the tests that it has taken and not begun."""
     running: int | None = None
     """The test that it has begun and not ended."""
     heard: float = field(default_factory=time.monotonic)
     done: bool = False
+
+    def last_words(self) -> str:
+        """What it left in its files, which are closed."""
+        said = []
+        for file in (self.stderr, self.stacks):
+            if file is not None:
+                with file:
+                    file.seek(0)
+                    said.append(file.read().decode(errors="replace"))
+        return "\n".join(said).strip()
 
 
 class Shift:
@@ -109,14 +127,15 @@ class Shift:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker's last words
         # An interrupt that comes at once must find a worker, not a second process that has collected.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         if (pid := os.fork()) == 0:
             end_with(parent)
-            _become_worker(self._session, self._items, self._files, taken, self._queue, theirs)
+            _become_worker(self._session, self._items, self._files, taken, self._queue, theirs, stacks)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         theirs.close()
-        return Worker(pid, ours, list(taken))
+        return Worker(pid, ours, stacks, taken=list(taken))
 
     def _listen(self) -> None:
         silence = self._session.config.option.workers_silence
@@ -139,7 +158,10 @@ class Shift:
 
     def _hear(self, worker: Worker, kind: str, told: Any) -> None:
         config = self._session.config
-        if kind == "took":
+        if kind == "stderr":
+            # Opened while the worker lives: its own name for the file, which no directory has, goes with it.
+            worker.stderr = open(f"/proc/{worker.pid}/fd/{told}", "rb")  # noqa: SIM115 - as above
+        elif kind == "took":
             worker.taken += self._files[told]
         elif kind == "begins":
             worker.taken.remove(told)
@@ -162,8 +184,9 @@ class Shift:
         self._workers.remove(worker)
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
         if worker.done and worker.running is None:
+            worker.last_words()
             return
-        how = f"a worker ended with {code} in the middle of its tests"
+        how = f"a worker ended with {code} in the middle of its tests\n{worker.last_words()}"
         if worker.running is None:
             raise RuntimeError(how)
         item = self._items[worker.running]
@@ -222,6 +245,7 @@ def _become_worker(
     taken: list[int],
     queue: int,
     messages: Connection,
+    stacks: IO[bytes],
 ) -> NoReturn:
     """Run tests until none is left. Ends the process, without the ends of what its parent has begun."""
     code = 1
@@ -238,6 +262,10 @@ def _become_worker(
             capture.suspend_global_capture()
         plugins.register(NoTerminal(), "terminalreporter")
         plugins.register(teller := Teller(session.config, messages))
+        faulthandler.enable(stacks)
+        captured = getattr(capture, "_global_capturing", None)
+        if isinstance(captured, MultiCapture) and isinstance(captured.err, FDCapture):
+            teller.tell("stderr", captured.err.tmpfile.fileno())
         for number, after in _turns(taken, files, queue, teller):
             teller.tell("begins", number)
             # Between files nothing stays but what is of the session.
