@@ -81,6 +81,13 @@ class ModelConfig:
         "Processes that share the weights, keys and values of each layer, on as many devices; started with this one.",
         low=1,
     )
+    pipeline_parallel: int = setting(
+        1,
+        "Model",
+        "Processes that have a part of the layers each, on as many devices; started with this one. Not together with "
+        "tensor_parallel.",
+        low=1,
+    )
     native: str = setting(
         "auto",
         "Model",
@@ -140,6 +147,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.tensor_parallel > 1 and self.pipeline_parallel > 1:
+            raise ConfigError("pipeline_parallel: not possible together with tensor_parallel yet")
         template = self.pair_template
         if template and not template.count("{query}") == template.count("{document}") == 1:
             raise ConfigError("pair_template: must have {query} and {document} in it, once each")
@@ -147,3 +156,13 @@ class ModelConfig:
             raise ConfigError("pair_template: {query} must come before {document}")
         if not WEIGHT_VERSION.fullmatch(self.weight_version):
             raise ConfigError("weight_version: must be 1 to 128 characters of A-Z a-z 0-9 . _ : / @ + -")
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute the steps of one engine, this one included."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def shared_by(self) -> str:
+        """The setting that has several of them; of an engine of one, that which is named first."""
+        return "pipeline_parallel" if self.pipeline_parallel > 1 else "tensor_parallel"

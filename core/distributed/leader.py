@@ -32,7 +32,7 @@ class LeadingRunner(StepRunner):
     ) -> LaunchedStep:
         """See `StepRunner`. Raises RuntimeError too, once a rank is gone: no step can be trusted any more."""
         # Before it is launched, which consumes what is staged.
-        self._world.send(encode(_plain(batch)))
+        self._world.send(encode(plain(batch)))
         return super().launch(batch, computing, published)
 
     def copy_out(self, out: CopyOut) -> Event:
@@ -41,6 +41,6 @@ class LeadingRunner(StepRunner):
         return super().copy_out(out)
 
 
-def _plain(batch: ScheduleBatch) -> ScheduleBatch:
+def plain(batch: ScheduleBatch) -> ScheduleBatch:
     """`batch` without what only the leader has use for: it alone samples, and tells the others its tokens."""
     return replace(batch, grammar_seeds=(), history_writes=HistoryWrites())

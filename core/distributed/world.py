@@ -1,7 +1,7 @@
 """The ranks of one engine, over torch.distributed: what the leader tells the others, in one order for all.
 
-Rank 0 leads. Whatever it says, it says from the thread that launches steps, between the collectives of one step and
-those of the next; so messages and collectives come in the same order everywhere, and one group carries both.
+Rank 0 leads. Whatever it says, it says from the thread that launches steps, and each rank hears it in that order,
+between the collectives of one step and those of the next. One group carries both.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,8 @@ LOOPBACK: Final = "lo"
 FIRST: Final = 1 << 14
 """Bytes of the first part of a message, its length included: most messages have no other."""
 _LENGTH: Final = 8
+MOST_SENT: Final = 8
+"""Messages, each of two parts at most, that are on their way to a rank."""
 JOIN_SECONDS: Final = 120.0
 """How long a rank waits for the others at start."""
 PAUSE: Final = 0.02
@@ -51,7 +54,7 @@ class World:
         """Of a process group that was joined: see `join`."""
         self.rank = rank
         self.size = size
-        self._first = torch.zeros(FIRST, dtype=torch.uint8)
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
     @classmethod
     def join(
@@ -92,24 +95,31 @@ class World:
         return cls(rank, size)
 
     def send(self, data: bytes) -> None:
-        """Tell all others `data`; every one of them is in `receive`, or comes there. Leader only."""
-        head = len(data).to_bytes(_LENGTH, "little") + data[: FIRST - _LENGTH]
-        self._first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        dist.broadcast(self._first, LEADER)
-        if rest := data[FIRST - _LENGTH :]:
-            dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), LEADER)
+        """Tell all others `data`; every one of them is in `receive`, or comes there. Leader only.
+
+        Waits for none of them, except where one is `MOST_SENT` messages behind. Raises RuntimeError once one is gone.
+        """
+        whole = bytearray(len(data).to_bytes(_LENGTH, "little") + data)
+        whole += bytes(max(0, FIRST - len(whole)))
+        told = torch.frombuffer(whole, dtype=torch.uint8)
+        for rank in range(1, self.size):
+            for part in (told[:FIRST], told[FIRST:]):
+                if len(part):
+                    self._sent.append((dist.isend(part, rank), told))
+        while len(self._sent) > MOST_SENT * self.size:
+            self._sent.popleft()[0].wait()
 
     def receive(self) -> memoryview:
         """What the leader sends next; waits for it. Raises RuntimeError once the leader is gone."""
         first = torch.zeros(FIRST, dtype=torch.uint8)
-        dist.broadcast(first, LEADER)
+        dist.recv(first, LEADER)
         length = int.from_bytes(first[:_LENGTH].numpy().tobytes(), "little")
         if length <= FIRST - _LENGTH:
             return first.numpy().data[_LENGTH : _LENGTH + length]
         whole = torch.empty(length, dtype=torch.uint8)
         whole[: FIRST - _LENGTH] = first[_LENGTH:]
         rest = whole[FIRST - _LENGTH :]
-        dist.broadcast(rest, LEADER)
+        dist.recv(rest, LEADER)
         return whole.numpy().data
 
     def share(self, tokens: torch.Tensor) -> None:

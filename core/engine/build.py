@@ -18,6 +18,7 @@ from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
 from core.distributed.leader import LeadingRunner
+from core.distributed.pipeline_leader import PipelineLeader
 from core.engine.audio_inputs import AudioInputs
 from core.engine.build_pools import Pools, build_arena, build_pools
 from core.engine.built_engine import BuiltEngine
@@ -32,7 +33,7 @@ from core.engine.input_processor import InputProcessor
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
 from core.engine.math_threads import use_threads
-from core.engine.ranks import Ranks, open_ranks
+from core.engine.ranks import Ranks, captures, open_ranks, ring_of
 from core.engine.renewal import Loaded, Renewal, keeps_modules
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_size import device_bytes, sized
@@ -44,6 +45,7 @@ from core.executor.forward_thread import ForwardThread
 from core.executor.inline import InlineExecutor
 from core.executor.interface import Executor, HostCopies
 from core.executor.mixed_graphs import chunk_tokens
+from core.executor.pipeline_thread import PipelineThread
 from core.executor.step import StepRunner
 from core.lanes import LaneRecorder
 from core.memory.kv_format import KVFormat
@@ -87,7 +89,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     ranks = open_ranks(config, device)
     try:
         # The native decoder has no module tree.
-        model = load_model(config.model, device, progress, keeps_modules=keeps_modules(config))
+        ring = None if ranks is None else ring_of(config, ranks.world)
+        model = load_model(config.model, device, progress, keeps_modules=keeps_modules(config), ring=ring)
         head = load_head(config.model, model, device)
         return assemble(config, model, tokenizer, DeviceStreams(device), head=head, ranks=ranks)
     except BaseException:
@@ -134,9 +137,9 @@ def assemble(
     grammars = _build_grammars(config, model, tokenizer)
     inputs, embeddings = _build_inputs(config, spec, tokenizer, pools, head)
     # Captured and timed here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
-    captures = config.executor.cuda_graphs and streams.device.type == "cuda"
+    at_build = captures(config) and streams.device.type == "cuda"
     build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation, code, head, ranks)
-    runner = build_runner() if captures or speculation is not None else None
+    runner = build_runner() if at_build or speculation is not None else None
     if runner is not None and speculation is not None and speculation.depth is None:
         depth = AdaptiveDepth(speculation.most, time_steps(runner.state, pools.memory.draft_room))
         speculation = dataclasses.replace(speculation, depth=depth)
@@ -213,7 +216,9 @@ def _audio_inputs(config: EngineConfig, spec: ModelSpec) -> AudioInputs | None:
 
 
 def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> StepExecutor:
-    return ForwardThread(runner, wake) if config.executor.overlap else InlineExecutor(runner, wake)
+    if not config.executor.overlap:
+        return InlineExecutor(runner, wake)
+    return PipelineThread(runner, runner, wake) if isinstance(runner, PipelineLeader) else ForwardThread(runner, wake)
 
 
 def _build_runner(
@@ -227,8 +232,8 @@ def _build_runner(
     head: LabelHead | None,
     ranks: Ranks | None,
 ) -> StepRunner:
-    executor = config.executor
-    checks = DeviceChecks(AssertMode(executor.assert_mode), streams.device)
+    pipelined = config.model.pipeline_parallel > 1
+    checks = DeviceChecks(AssertMode(config.executor.assert_mode), streams.device)
     attention = _build_attention(config, streams.device)
     model.bind(pools.kv, attention, pools.companions)
     state = DeviceState(
@@ -245,13 +250,15 @@ def _build_runner(
         companions=pools.companions,
         attention=attention,
         verification=None if speculation is None else speculation.verification,
-        graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
-        graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if executor.cuda_graphs else (),
+        graph_sizes=graph_sizes(config.memory.max_running_requests) if captures(config) else (),
+        graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if captures(config) else (),
         lanes=lanes,
         host_code=code,
-        share=None if ranks is None else ranks.world.share,
+        share=None if ranks is None or pipelined else ranks.world.share,
     )
-    return StepRunner(state) if ranks is None else LeadingRunner(state, ranks.world)
+    if ranks is None:
+        return StepRunner(state)
+    return (PipelineLeader if pipelined else LeadingRunner)(state, ranks.world)
 
 
 def _build_attention(config: EngineConfig, device: torch.device) -> AttentionBackend:
@@ -285,6 +292,7 @@ def _build_scheduler(
         lanes=lanes,
         depth=None if speculation is None else speculation.depth,
         host_cache=host_cache,
+        stages=config.model.pipeline_parallel if config.executor.overlap else 1,
     )
 
 

@@ -199,8 +199,9 @@ class EngineControl:
             raise
 
     def _refuse_ranks(self) -> None:
-        if self._config.tensor_parallel > 1:
-            raise Unsupported("a server of several ranks (tensor_parallel) neither exchanges weights nor sleeps yet")
+        if self._config.ranks > 1:
+            name = self._config.shared_by
+            raise Unsupported(f"a server of several ranks ({name}) neither exchanges weights nor sleeps yet")
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running = None

@@ -1,6 +1,7 @@
-"""Tensor parallelism: starts the other ranks of an engine, and is what each of them does.
+"""Tensor and pipeline parallelism: starts the other ranks of an engine, and is what each of them does.
 
-Weights, keys and values of each layer are shared out among the ranks by `transformers`. Rank 0 is the engine; the
+Weights, keys and values of each layer are shared out among the ranks by `transformers`, or each rank has some of the
+layers (`core/models/stages`). Rank 0 is the engine; the
 others load their shards, prove them by the same steps at the same time, and then follow (`core/distributed`).
 """
 
@@ -25,6 +26,7 @@ from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
 from core.distributed.follower import STOP, FollowingSampling, follow
+from core.distributed.ring import DistributedRing
 from core.distributed.world import HOST, World
 from core.engine.build_pools import Pools, build_arena, build_pools
 from core.engine.disagg import Disagg
@@ -144,14 +146,14 @@ def open_ranks(config: EngineConfig, device: torch.device) -> Ranks | None:
 
     Raises ConfigError for a setting that cannot be, StartupError where a rank does not come, RankLost where it ends.
     """
-    size = config.model.tensor_parallel
+    size, setting = config.model.ranks, config.model.shared_by
     if size == 1:
         return None
     for name, has in REFUSED:
         if has(config):
-            raise ConfigError(f"tensor_parallel is not possible with {name} yet")
+            raise ConfigError(f"{setting} is not possible with {name} yet")
     if device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ConfigError(f"tensor_parallel {size} needs as many devices: there are {torch.cuda.device_count()}")
+        raise ConfigError(f"{setting} {size} needs as many devices: there are {torch.cuda.device_count()}")
     listener = socket.create_server((HOST, 0))
     port = listener.getsockname()[1]
     spawning = multiprocessing.get_context("spawn")
@@ -169,6 +171,16 @@ def open_ranks(config: EngineConfig, device: torch.device) -> Ranks | None:
         raise
 
 
+def ring_of(config: EngineConfig, world: World) -> DistributedRing | None:
+    """What hidden states go round by; None where ranks are no pipeline. All ranks call it at the same time."""
+    return DistributedRing(world) if config.model.pipeline_parallel > 1 else None
+
+
+def captures(config: EngineConfig) -> bool:
+    """Whether steps are captured in graphs: those of a pipeline are not, as each has two halves."""
+    return config.executor.cuda_graphs and config.model.pipeline_parallel == 1
+
+
 def run_follower(config: EngineConfig, rank: int, port: int) -> None:
     """Be rank `rank` of the engine that waits at `port` of this machine, to its end."""
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -179,7 +191,7 @@ def run_follower(config: EngineConfig, rank: int, port: int) -> None:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     use_threads(config)
-    world = World.join(rank, config.model.tensor_parallel, port, device)
+    world = World.join(rank, config.model.ranks, port, device)
     try:
         runner = _following(config, device, world)
         staging = Staging(device)
@@ -193,7 +205,8 @@ def run_follower(config: EngineConfig, rank: int, port: int) -> None:
 
 def _following(config: EngineConfig, device: torch.device, world: World) -> StepRunner:
     """What `core.engine.build` makes on rank 0, without what plans and answers: each step there has its own here."""
-    model = load_model(config.model, device, keeps_modules=True)
+    ring = ring_of(config, world)
+    model = load_model(config.model, device, keeps_modules=True, ring=ring)
     streams = DeviceStreams(device)
     executor = config.executor
     attention = build_attention(executor.attention_backend, device, config.model.deterministic)
@@ -218,9 +231,9 @@ def _following(config: EngineConfig, device: torch.device, world: World) -> Step
             host=None if pools.host is None else build_arena(pools, streams),
             companions=pools.companions,
             attention=attention,
-            graph_sizes=graph_sizes(config.memory.max_running_requests) if executor.cuda_graphs else (),
-            graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if executor.cuda_graphs else (),
-            share=world.share,
+            graph_sizes=graph_sizes(config.memory.max_running_requests) if captures(config) else (),
+            graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if captures(config) else (),
+            share=world.share if ring is None else None,
             sampling=FollowingSampling(),
         )
     )

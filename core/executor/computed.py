@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from core.batch.forward_batch import ForwardBatch
+from core.batch.schedule_batch import ScheduleBatch
+from core.device.timer import Mark
 from core.executor.decode_graphs import DecodeInputs
 from core.executor.scorer import Scores
+from core.executor.step_lanes import StepLanes
 from core.speculation.verification import Tried
 
 
@@ -27,6 +30,19 @@ class Computed:
     """int64[S]: which of the rows sample, where those are not all; replays have found them themselves."""
     scores: Scores | None = None
     """Of prompt tokens that are told; None without any, or without memory for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step of which the first half has been launched."""
+
+    batch: ScheduleBatch
+    began: Mark
+    """As in `LaunchedStep`, and `lanes` too."""
+    lanes: StepLanes | None
+    done: Computed
+    counted: torch.Tensor
+    """`DeviceChecks.snapshot` of its decode rows."""
 
 
 @dataclass(frozen=True, slots=True)

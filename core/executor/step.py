@@ -17,10 +17,11 @@ from core.device.event import Event
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
 from core.device.staging import Staging
 from core.device.timer import Mark
-from core.executor.computed import Computed, Fetched
+from core.executor.computed import Begun, Computed
 from core.executor.decode_graphs import DecodeInputs, Replays, capture_decode_graphs
 from core.executor.device_state import DeviceState
 from core.executor.exhaustion import embedded, out_of_memory, told_of_prompts
+from core.executor.fetching import fetch
 from core.executor.grid_graphs import capture_grid_graphs
 from core.executor.launched_step import RESULTS, SAMPLED, LaunchedStep
 from core.executor.mixed_graphs import capture_mixed_graphs
@@ -28,15 +29,14 @@ from core.executor.pooling import Pooler
 from core.executor.rehearsal import rehearse
 from core.executor.rejoining_rows import bring_back
 from core.executor.sampling_step import SampledRows, SamplingStep
-from core.executor.scorer import Scores, score
+from core.executor.scorer import score
 from core.executor.step_inputs import StepInputs, carried, sampled_places
-from core.executor.step_lanes import StepLanes, StepTracer
+from core.executor.step_lanes import StepTracer
 from core.executor.verification import Attempt
 from core.memory.companion import Captured, Judged, LateBound
 from core.memory.host_moves import CopyOut
 from core.relay.payload import RelayPayload
 from core.relay.resolve import DecodeRows, resolve_forward_inputs
-from core.sampling.sampler import SampleOutput
 from core.speculation.verification import Outcome, Tried
 
 NO_CAPTURED: Final[Mapping[str, Captured]] = MappingProxyType({})
@@ -99,6 +99,10 @@ class StepRunner:
     def _launch(
         self, batch: ScheduleBatch, computing: Callable[[], None], told: Callable[[Published], None]
     ) -> LaunchedStep:
+        return self._end(self._begin(batch, computing), told)
+
+    def _begin(self, batch: ScheduleBatch, computing: Callable[[], None]) -> Begun:
+        """The first half of a step, up to its logits."""
         state = self._state
         if not self._is_compiled and (module := state.host_code.module) is not None:
             self._compile(module)
@@ -108,6 +112,13 @@ class StepRunner:
             began = state.streams.mark()
             lanes = self._tracer.begin(batch, began)
             done = self._compute(batch, computing)
+            # Here, because the rows that the next step enters take the place of these.
+            return Begun(batch, began, lanes, done, state.future_map.snapshot(batch.num_decode))
+
+    def _end(self, begun: Begun, told: Callable[[Published], None]) -> LaunchedStep:
+        """The second half: what is made of the logits."""
+        state, batch, done, lanes, counted = self._state, begun.batch, begun.done, begun.lanes, begun.counted
+        with state.streams.on_forward():
             sample_rows, sample_lens = self._places(batch, done)
             rows = self._sampling.sample(done.logits, batch, sample_lens, done.trial)
             sampled = rows.output
@@ -115,14 +126,14 @@ class StepRunner:
                 state.share(sampled.tokens)
             if self._recorder is not None:
                 self._recorder.wrote(SAMPLED, (batch.step_id,))
-            counted = state.future_map.snapshot(batch.num_decode)
             published, outcome, drafting = self._relay(batch, done, sample_rows, sample_lens, rows, told)
             self._sampling.append(sample_rows, sample_lens, sampled.tokens, batch)
             ended = state.streams.mark()
         previous_end, self._previous_end = self._previous_end, ended
-        host, counts, fetched, verdict, copy_done = self._copy_out(
-            batch.step_id, sampled, counted, done, outcome, published, lanes
+        coming = fetch(
+            *(state.streams, self._recorder, batch.step_id, sampled, counted, done, outcome, published, lanes)
         )
+        host, fetched, verdict, copy_done = coming.host, coming.fetched, coming.verdict, coming.copy_done
         self._sampling.on_their_way(batch, host, copy_done, verdict)
         if self._speculator is not None:
             self._speculator.on_their_way(batch, host, copy_done, verdict)
@@ -132,8 +143,8 @@ class StepRunner:
         exhausted = rows.exhausted if done.vectors is not None else rows.exhausted.beside(embedded(batch))
         exhausted = exhausted if done.scores is not None else exhausted.beside(told_of_prompts(batch))
         return LaunchedStep(
-            *(batch, host, counts, copy_done, began, ended, previous_end, (outcome, *refs), self._recorder),
-            *(rows, fetched.vectors, exhausted, lanes, drafting, verdict, fetched.scores),
+            *(batch, host, coming.counts, copy_done, begun.began, ended, previous_end, (outcome, *refs)),
+            *(self._recorder, rows, fetched.vectors, exhausted, lanes, drafting, verdict, fetched.scores),
         )
 
     def _compile(self, module: Any) -> None:
@@ -162,12 +173,22 @@ class StepRunner:
             lens = forward_batch.prefix_lens_host, forward_batch.extend_lens_host
             companion.measured(*lens, self._state.staging)
         computing()
-        logits = self._state.model.forward(forward_batch)
-        vectors, scores = self._pooler.vectors(forward_batch.hidden, batch.pooling), None
+        return self._read(batch, forward_batch, self._state.model.forward(forward_batch), trial, sampled)
+
+    def _read(
+        self,
+        batch: ScheduleBatch,
+        inputs: ForwardBatch,
+        logits: torch.Tensor,
+        trial: Tried | None,
+        sampled: torch.Tensor | None,
+    ) -> Computed:
+        """What else is made of a forward pass: vectors of embeddings, and log probabilities of prompts."""
+        vectors, scores = self._pooler.vectors(inputs.hidden, batch.pooling), None
         if batch.scoring is not None:
             assert trial is None, "beside prompts no drafts are verified"
             logits, scores = score(logits, batch.scoring, sampled_places(batch), self._state.staging)
-        return Computed(forward_batch, logits, vectors, trial, sampled, scores)
+        return Computed(inputs, logits, vectors, trial, sampled, scores)
 
     def _graphs_for(self, batch: ScheduleBatch, attempt: Attempt | None) -> Replays | None:
         """What was captured of steps like `batch` with this attempt."""
@@ -305,43 +326,3 @@ class StepRunner:
             drafting = None if began is None else (began, state.streams.mark())
         state.future_map.stash(rows, RelayPayload(newest, drafts))
         return published, outcome, drafting
-
-    def _copy_out(
-        self,
-        step_id: int,
-        sampled: SampleOutput,
-        counted: torch.Tensor,
-        done: Computed,
-        outcome: Outcome | None,
-        published: Event,
-        lanes: StepLanes | None,
-    ) -> tuple[SampleOutput, torch.Tensor, Fetched, Outcome | None, Event]:
-        """Bring tokens, what became of drafts, vectors, log probabilities and assert counters to the host.
-
-        In one transfer, on the copy stream.
-        """
-        streams = self._state.streams
-        copy_done = streams.new_event()
-        with streams.on_copy():
-            # All that is copied comes before `publish` in the forward stream, so the copies need not wait for `stash`.
-            published.wait(streams.copy)
-            if lanes is not None:
-                lanes.copying(streams.mark())
-            if self._recorder is not None:
-                self._recorder.read(SAMPLED, (step_id,))
-                self._recorder.wrote(RESULTS, (step_id,))
-            always = (sampled.tokens, sampled.non_finite, counted)
-            told = (sampled.logprobs, sampled.top_ids, sampled.top_values, sampled.chosen)
-            maybe = (*told, done.vectors, *(() if done.scores is None else done.scores))
-            some = (each for each in maybe if each is not None)
-            arriving = iter(streams.fetch([*always, *some, *(() if outcome is None else outcome.on_device)]))
-            tokens, non_finite, counts = (next(arriving) for _ in always)
-            found = [None if each is None else next(arriving) for each in maybe]
-            host = SampleOutput(tokens, non_finite, *found[: len(told)])
-            vectors, *scores = found[len(told) :]
-            fetched = Fetched(vectors, Scores(*scores) if scores else None)  # type: ignore[arg-type]  # none is None
-            outcome = None if outcome is None else outcome.fetched(list(arriving))
-            if lanes is not None:
-                lanes.copied(streams.mark())
-            copy_done.record(streams.copy)
-        return host, counts, fetched, outcome, copy_done

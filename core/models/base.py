@@ -64,6 +64,9 @@ class ModelSpec:
     """Whether `forward`, apart from the attention backend, reads only device tensors and shapes: in decode steps, and
     unless there are recurrent layers or an encoder in all steps."""
 
+    stages: int = 1
+    """How many processes have layers of the model, of these kinds and at most as many: these are those of the first."""
+
     def __post_init__(self) -> None:
         assert self.vocab_size >= 1, self.vocab_size
         assert self.context_length >= 2, self.context_length
@@ -80,7 +83,7 @@ class ModelSpec:
         windows = [layer.window for layer in self.kv_layers]
         if self.state_layers or None in windows:
             return None
-        return sum(window for window in windows if window is not None)
+        return self.stages * sum(window for window in windows if window is not None)
 
 
 class LabelHead(Protocol):

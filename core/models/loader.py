@@ -22,6 +22,7 @@ from core.models.registry import (
     family_of,
     model_factory,
 )
+from core.models.stages.ring import Ring
 from core.models.vision.families import VISION_FAMILIES
 from core.models.weights import check_weight_files
 
@@ -41,11 +42,17 @@ def check_checkpoint(directory: str | Path) -> CheckpointConfig:
 
 
 def load_model(
-    config: ModelConfig, device: torch.device, progress: Progress | None = None, *, keeps_modules: bool = False
+    config: ModelConfig,
+    device: torch.device,
+    progress: Progress | None = None,
+    *,
+    keeps_modules: bool = False,
+    ring: Ring | None = None,
 ) -> Model:
     """Check, load and prove the checkpoint at `config.path`; `progress` sees "check", "weights" and "self-check".
 
     `keeps_modules`: the model must go on through the module tree of transformers: adapters hook it, heads belong to it.
+    `ring`: the ranks that have the other layers; None where this process has all of them.
     Call `bind` on the returned model before `forward`. Raises ModelLoadError.
     """
     report = progress or _silent
@@ -57,9 +64,13 @@ def load_model(
     encoder_decoder = _is_encoder_decoder(checkpoint)
     refuse_at_load(checkpoint, config.quantization, encoder_decoder=encoder_decoder)
     report("check", 1.0)
-    shared = config.tensor_parallel > 1
+    shared = config.ranks > 1
     if shared and (why := _why_not_shared(checkpoint, encodes=encoder_decoder or is_encoder(checkpoint))):
-        raise ModelLoadError(f"tensor_parallel is not possible with {checkpoint.model_type!r} yet: it {why}")
+        raise ModelLoadError(f"{config.shared_by} is not possible with {checkpoint.model_type!r} yet: it {why}")
+    if ring is not None:
+        from core.models.stages.staged_model import load_staged
+
+        return load_staged(checkpoint, config, device, report, ring)
     kept = shared or (keeps_modules and not encoder_decoder and not is_encoder(checkpoint))
     family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder, encoder=is_encoder(checkpoint))
     if fuses(device) and family == DEFAULT_FAMILY:

@@ -22,6 +22,7 @@ from core.scheduler.fair_share import Tenant
 from core.scheduler.holdings import Holdings
 from core.scheduler.lifecycle import Lifecycle
 from core.scheduler.light_steps import LightSteps
+from core.scheduler.microbatches import Microbatches
 from core.scheduler.outputs import Ending
 from core.scheduler.policy import Policy
 from core.scheduler.preemption import MIN_TOKENS, Preemption
@@ -71,8 +72,12 @@ class Planner:
         pin: Callable[[list[Ints]], torch.Tensor],
         lengths: Callable[[int], Published | None],
         depth: Depth | None = None,
+        stages: int = 1,
     ) -> None:
-        """`depth`: which drafts a step verifies; None where speculation is off. `lengths`: see `Executor`."""
+        """`depth`: which drafts a step verifies; None where speculation is off. `lengths`: see `Executor`.
+
+        `stages`: ranks of a pipeline, among whose steps rows are dealt out.
+        """
         self._config = config
         self._policy = policy
         self._lifecycle = lifecycle
@@ -84,6 +89,8 @@ class Planner:
         self._holdings = Holdings(self._shares, self._running, self._memory, policy)
         self._adder = PrefillAdder(lifecycle, Preemption(config, lifecycle, self._holdings), self._holdings)
         self._turns = Turns()
+        self._microbatches = Microbatches(stages, self._memory.rows.size + 1)
+        self._in_flight = 0
         self._light_steps = LightSteps(self._shares, self._running, lifecycle.waiting, config.prompt_tokens)
         self._pin = pin
         self._depth = depth
@@ -94,12 +101,14 @@ class Planner:
         self._verifying = 0
         """The step planned last, if it may verify drafts; else 0."""
 
-    def plan(self, now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
+    def plan(self, now: float, *, after_idle: bool, slow: bool, in_flight: int = 0) -> ScheduleBatch | None:
         """The next step, frozen; None where no row has work that fits.
 
+        `in_flight`: steps that are submitted and not done.
         `now`: seconds of the loop's clock. `after_idle`: as in `ScheduleBatch`. `slow`: recent steps were long, so
         tenants with little work may have a step to themselves.
         """
+        self._in_flight = in_flight
         if not self._config.mixed_chunk:
             segments, decodes = self._separate(now)
         elif slow and self._shares.contended:
@@ -220,7 +229,7 @@ class Planner:
     def _ready(self, only: list[Tenant] | None) -> Ints:
         if self._verifying > self._running.resolved and self._running.waits_for_lengths():
             self._resolve()
-        rows = self._running.decoding()
+        rows = self._microbatches.due(self._running.decoding(), self._next_step, self._in_flight)
         return rows if only is None else self._light_steps.rows_of(only, rows)
 
     def _give_way(self) -> None:
@@ -260,6 +269,8 @@ class Planner:
         )
         # After the plan: its lengths are a copy of those before this step.
         running.plan_decodes(decode_rows, plan.decode_counts)
+        self._microbatches.planned(decode_rows, self._next_step)
+        self._microbatches.planned(np.array([each.row for each in segments], np.int64), self._next_step)
         self._verifying = self._next_step if plan.spec is not None and plan.spec.verifies else 0
         self._next_step += 1
         memory = self._memory

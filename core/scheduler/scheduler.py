@@ -50,6 +50,7 @@ class Scheduler:
 
     `max_len`: tokens of the longest sequence. `pin`: copies prompt ids to memory that the device can copy from.
     `depth`: how many drafts a step verifies; None where speculation is off.
+    `stages`: ranks of a pipeline that runs the steps.
     `host_cache`: what host memory keeps of keys and values; None where it keeps nothing.
     `emit(outputs, now)` gets the outputs of a step after the next step was submitted, so that the device never waits
     for work that is done for clients.
@@ -70,6 +71,7 @@ class Scheduler:
         pace: Pace | None = None,
         depth: Depth | None = None,
         host_cache: HostCache | None = None,
+        stages: int = 1,
     ) -> None:
         policy = POLICIES[config.policy]()
         self._most_queued = config.max_queued_requests
@@ -84,7 +86,9 @@ class Scheduler:
         sampling = SamplingTable(num_rows, vocab_size, eos_ids)
         shares = FairShare(config.prompt_tokens, num_rows)
         self._lifecycle = Lifecycle(self.waiting, self.running, memory, sampling, self.tally, shares, host_cache)
-        self._planner = Planner(config, policy, self._lifecycle, sampling, pin, executor.resolve_seq_lens, depth)
+        self._planner = Planner(
+            config, policy, self._lifecycle, sampling, pin, executor.resolve_seq_lens, depth, stages
+        )
         self._results = ResultProcessor(self._lifecycle, self.tally, vocab_size, eos_ids)
         self._emit = emit
         self.host_cache = self.tally.host_cache = host_cache
@@ -210,7 +214,8 @@ class Scheduler:
             if now < (due := self._pace.due()):
                 self._due = due
                 break
-            batch = self._planner.plan(now, after_idle=self._device_idle, slow=self._pace.is_slow)
+            idle, slow, in_flight = self._device_idle, self._pace.is_slow, self.executor.in_flight
+            batch = self._planner.plan(now, after_idle=idle, slow=slow, in_flight=in_flight)
             self._phases.done(PLAN, 0 if batch is None else batch.step_id)
             if batch is None:
                 self._nothing_planned()

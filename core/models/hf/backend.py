@@ -38,6 +38,7 @@ from core.models.hf.layer_states import hidden_size_of, layers_of
 from core.models.hf.mla import absorb_latents, expand_latents
 from core.models.hf.module_tree import load_module, one_line, read_configuration
 from core.models.hf.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
+from core.models.hf.part import Part
 from core.models.hf.probe import ModelProbe, Unsupported, probe_model
 from core.models.hf.products import Products
 from core.models.hf.recurrent import StateContext
@@ -101,18 +102,22 @@ class TransformersModel:
         if self.products is not None:
             self.products.begin(batch.input_ids.shape[0])
         vision, positions, embeddings = self._vision, batch.positions, None
-        self._context.begin(batch, () if vision is None else vision.both_ways(batch))
-        if self._states is not None:
-            self._states.begin(batch)
+        self.enter(batch)
         if vision is not None:
             positions, embeddings = vision.positions(batch), vision.embeddings(batch)
         cache = self._context.cache
-        self._call.begin(batch)
         logits = self._call.logits(cache, batch.input_ids, positions, batch.last_indices, embeddings).float()
         self._call.give(batch)
         if self.products is not None:
             self.products.end()
         return logits
+
+    def enter(self, batch: ForwardBatch) -> None:
+        """Tell all that the module tree calls, or that watches it, which step it is going to compute."""
+        self._context.begin(batch, () if self._vision is None else self._vision.both_ways(batch))
+        if self._states is not None:
+            self._states.begin(batch)
+        self._call.begin(batch)
 
     def twin(self) -> TransformersModel:
         """The same over a copy of the module tree that shares all its tensors; it may run on a thread of its own.
@@ -142,7 +147,7 @@ def load_transformers(
     """Load, probe and check. Raises ModelLoadError, which names the model type and what is wrong, in one line."""
     kind = checkpoint.model_type
     hf_config = read_configuration(checkpoint)
-    _refuse_by_class(hf_config, kind)
+    refuse_by_class(hf_config, kind)
     options: dict[str, Any] = {}
     if checkpoint.labels is not None:
         # The head of a judge stands beside the model, and has no part in its logits: these are made of what is there.
@@ -154,9 +159,16 @@ def load_transformers(
 
 
 def prove_module(
-    model: PreTrainedModel, checkpoint: CheckpointConfig, config: ModelConfig, progress: Progress
+    model: PreTrainedModel,
+    checkpoint: CheckpointConfig,
+    config: ModelConfig,
+    progress: Progress,
+    part: Part | None = None,
 ) -> TransformersModel:
-    """Probe and check a module tree that has its weights. Raises ModelLoadError, as `load_transformers` does."""
+    """Probe and check a module tree that has its weights. Raises ModelLoadError, as `load_transformers` does.
+
+    `part`: what this process has of it; None for all.
+    """
     kind = checkpoint.model_type
     method = quant_method(checkpoint)
     if method is None:
@@ -166,7 +178,7 @@ def prove_module(
     what = f"model type {kind!r}" + (f" with weights in {weights.name} on {model.device.type}" if weights.name else "")
     progress("self-check", 0.0)
     try:
-        loaded, result = _prove(model, weights, checkpoint, config)
+        loaded, result = _prove(model, weights, checkpoint, config, part)
     except ModelLoadError:
         raise
     except Unsupported as error:
@@ -180,7 +192,11 @@ def prove_module(
 
 
 def _prove(
-    model: PreTrainedModel, weights: QuantizedWeights, checkpoint: CheckpointConfig, config: ModelConfig
+    model: PreTrainedModel,
+    weights: QuantizedWeights,
+    checkpoint: CheckpointConfig,
+    config: ModelConfig,
+    part: Part | None,
 ) -> tuple[TransformersModel, CheckResult]:
     """Run `model` plain, probed, and packed: with fused layers, else with latents, else as it is, until one passes.
 
@@ -189,7 +205,8 @@ def _prove(
     table: Any = model.get_input_embeddings()
     width = min(checkpoint.vocab_size, int(table.weight.shape[0]))
     reference = plain_reference(model, width, weights.rounds_activations)
-    if wanted(model.device) and fuse_layers(model):
+    # Fused layers compute parts of the next layer, which another process may have.
+    if part is None and wanted(model.device) and fuse_layers(model):
         try:
             loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
             if result.passed:
@@ -202,14 +219,16 @@ def _prove(
         unfuse_layers(model)
     if absorb_latents(model):
         try:
-            loaded, result = _prove_as_is(model, weights, reference, checkpoint, config)
+            loaded, result = _prove_as_is(model, weights, reference, checkpoint, config, part)
             if result.passed:
                 return loaded, result
         except (Unsupported, RuntimeError, AssertionError):
-            pass  # Not the pattern it was taken for: it is served with expanded keys and values, if those are right.
+            if part is not None:  # other processes would go on with what this one gave up
+                raise
+            # Not the pattern it was taken for: it is served with expanded keys and values, if those are right.
         expand_latents(model)
         unwrap_mixers(model)
-    return _prove_as_is(model, weights, reference, checkpoint, config)
+    return _prove_as_is(model, weights, reference, checkpoint, config, part)
 
 
 def _prove_as_is(
@@ -218,15 +237,17 @@ def _prove_as_is(
     reference: Reference,
     checkpoint: CheckpointConfig,
     config: ModelConfig,
+    part: Part | None = None,
 ) -> tuple[TransformersModel, CheckResult]:
     probe = probe_model(model, checkpoint.context_length)
-    loaded = _assemble(model, probe, weights, checkpoint, config, reference.vocab_size, reference.calls_base)
+    loaded = _assemble(model, probe, weights, checkpoint, config, reference.vocab_size, reference.calls_base, part)
     loaded.reference = reference
-    return loaded, run_self_check(loaded, reference)
+    result = run_self_check(loaded, reference)
+    return loaded, result if part is None else part.judged(result)
 
 
-def _refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
-    """Refuse what the class alone rules out, before weights are read."""
+def refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
+    """Refuse what the class alone rules out, before weights are read. Raises ModelLoadError."""
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
     if found is None and kind in VISION_FAMILIES:
         found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(hf_config), None)
@@ -249,6 +270,7 @@ def _assemble(
     config: ModelConfig,
     vocab_size: int,
     gives_hidden: bool,
+    part: Part | None,
 ) -> TransformersModel:
     context_length = checkpoint.context_length or config.context_length
     if context_length is None:
@@ -273,4 +295,5 @@ def _assemble(
     context = PackedContext(dtype=model.dtype, spans=probe.spans)
     bind_context(model, context)
     states = wrap_mixers(probe.cache.recurrent_layers) if spec.state_layers else None
-    return TransformersModel(model, spec, context, states)
+    made = TransformersModel if part is None else part.model
+    return made(model, spec, context, states)

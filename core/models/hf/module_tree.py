@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,7 +56,7 @@ def load_module(
     device: torch.device,
     progress: Progress,
     auto: Any = AutoModelForCausalLM,
-    beside: tuple[str, ...] = (),
+    beside: Sequence[str] = (),
     **options: Any,
 ) -> PreTrainedModel:
     """The module tree that `auto` makes of the checkpoint, on `device`, every weight accounted for.

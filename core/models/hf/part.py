@@ -1,0 +1,29 @@
+"""What is proved where this process has a part of a model's layers; `core.models.stages` has the parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from transformers import PreTrainedModel
+
+from core.models.base import ModelSpec
+from core.models.hf.packed_attention import PackedContext
+from core.models.hf.recurrent import StateContext
+from core.models.hf.self_check import CheckResult
+
+if TYPE_CHECKING:
+    from core.models.hf.backend import TransformersModel
+
+
+class Part(Protocol):
+    """One process's part; all processes prove theirs at the same time, by the same steps."""
+
+    def judged(self, result: CheckResult) -> CheckResult:
+        """What all make of a check: the process that has the logits judges them."""
+        ...
+
+    def model(
+        self, module: PreTrainedModel, spec: ModelSpec, context: PackedContext, states: StateContext | None
+    ) -> TransformersModel:
+        """The model around the module tree of this part; `spec` is of its layers."""
+        ...
