@@ -6,6 +6,7 @@ between the collectives of one step and those of the next. One group carries bot
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -50,8 +51,9 @@ def _wait_for(ranks: list[str], store: TCPStore, check: Callable[[], None]) -> N
 class World:
     """This process among `size` ranks. One thread at a time."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, store: TCPStore) -> None:
         """Of a process group that was joined: see `join`."""
+        self._store = store
         self.rank = rank
         self.size = size
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
@@ -92,7 +94,7 @@ class World:
             raise StartupError(
                 f"rank {rank} of {size} did not meet the others at {HOST}:{port} within {JOIN_SECONDS:.0f} s: {reason}"
             ) from error
-        return cls(rank, size)
+        return cls(rank, size, store)
 
     def send(self, data: bytes) -> None:
         """Tell all others `data`; every one of them is in `receive`, or comes there. Leader only.
@@ -121,6 +123,23 @@ class World:
         rest = whole[FIRST - _LENGTH :]
         dist.recv(rest, LEADER)
         return whole.numpy().data
+
+    def fail(self, reason: str) -> None:
+        """Leave word why this rank ends."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"failed-{self.rank}", reason)
+
+    def failure(self, seconds: float) -> str | None:
+        """Why a rank has ended, as it told by `fail`, with its number; None if none has told within `seconds`."""
+        end = time.monotonic() + seconds
+        names = {f"failed-{rank}": rank for rank in range(self.size)}
+        while True:
+            for name, rank in names.items():
+                if self._store.check([name]):
+                    return f"rank {rank}: {self._store.get(name).decode()}"
+            if time.monotonic() > end:
+                return None
+            time.sleep(PAUSE)
 
     def share(self, tokens: torch.Tensor) -> None:
         """Make `tokens`, contiguous, what they are on the leader, on its device and stream."""

@@ -93,10 +93,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
         model = load_model(config.model, device, progress, keeps_modules=keeps_modules(config), ring=ring)
         head = load_head(config.model, model, device)
         return assemble(config, model, tokenizer, DeviceStreams(device), head=head, ranks=ranks)
-    except BaseException:
-        if ranks is not None:
-            ranks.kill()
-        raise
+    except BaseException as error:
+        if ranks is None:
+            raise
+        why = ranks.why(error) if isinstance(error, StartupError) else error
+        ranks.kill()
+        raise why from error.__cause__
 
 
 def assemble(

@@ -48,6 +48,8 @@ from core.sampling.registry import build_sampler
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 20.0
+TELL_SECONDS: Final = 2.0
+"""In which a rank that has failed has said why."""
 _SIZE: Final = 8
 """Bytes of a size, as it is told."""
 
@@ -85,6 +87,13 @@ class Ranks:
     def check(self) -> None:
         """Raises RankLost if one of them has ended before its time."""
         _check(self._processes)
+
+    def why(self, error: StartupError) -> StartupError:
+        """What has kept this engine from starting: `error` of this rank, or the one of another that led to it."""
+        # A rank that has failed has told so before its connection closes, which is what this one notices.
+        if "losed by peer" not in str(error) or (told := self.world.failure(TELL_SECONDS)) is None:
+            return error
+        return type(error)(told)
 
     def kill(self) -> None:
         """End the others at once: this rank cannot go on."""
@@ -196,6 +205,10 @@ def run_follower(config: EngineConfig, rank: int, port: int) -> None:
         runner = _following(config, device, world)
         staging = Staging(device)
         follow(runner, world, lambda tensor: staging.pinned([tensor.numpy()]))
+    except StartupError as error:
+        # Said by the leader, which waits for this rank.
+        world.fail(str(error))
+        raise SystemExit(error.exit_code) from None
     except RuntimeError as error:
         # The leader is gone, and has told its clients why.
         logger.error("rank %d ends: %s", rank, str(error).partition("\n")[0])

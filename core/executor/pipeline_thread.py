@@ -64,6 +64,8 @@ class PipelineThread(ForwardThread):
                     self._landings.bring(told.number, self._running.copy_out(told))
             else:
                 raise AssertionError("ranks of a pipeline neither exchange weights nor sleep")
+        while self._away:
+            failure = self._end_oldest(failure)
 
     def _begin(self, batch: ScheduleBatch, failure: BaseException | None) -> BaseException | None:
         while self._away and (len(self._away) >= self._halves.stages or self._follows(batch)):

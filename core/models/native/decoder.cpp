@@ -351,6 +351,9 @@ class DecoderOf final : public Decoder {
 std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t dim, int64_t threads, bool invariant,
                                       Tensor embedding, const NormParts& final_norm, const Matrix& head,
                                       const Outside& outside) {
+  // Not a call guard of `py::init`: that one is still held when pybind11 enters the decoder in its table of all
+  // instances, which any other thread may be changing then.
+  const pybind11::gil_scoped_release packing;
   const Shape shape{heads, kv_heads, dim};
   if (embedding.scalar_type() == at::kFloat)
     return std::make_unique<DecoderOf<float>>(shape, threads, invariant, embedding, final_norm, head, outside);
@@ -379,7 +382,7 @@ std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& posi
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   namespace py = pybind11;
   py::class_<Decoder>(module, "Decoder")
-      .def(py::init(&make_decoder), py::call_guard<py::gil_scoped_release>())
+      .def(py::init(&make_decoder))
       .def("add_layer", &Decoder::add_layer, py::call_guard<py::gil_scoped_release>())
       .def("fuse", &Decoder::fuse, py::call_guard<py::gil_scoped_release>())
       .def("forward", &forward, py::call_guard<py::gil_scoped_release>());

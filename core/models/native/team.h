@@ -26,17 +26,16 @@ inline void relax() {
 class Team {
  public:
   explicit Team(int64_t threads) {
-    for (int64_t worker = 1; worker < threads; ++worker) helpers_.emplace_back([this, worker] { help(worker); });
+    try {
+      for (int64_t worker = 1; worker < threads; ++worker) helpers_.emplace_back([this, worker] { help(worker); });
+    } catch (...) {
+      // Too many threads: those that run must be joined, or they end the process.
+      stop();
+      throw;
+    }
   }
 
-  ~Team() {
-    {
-      std::lock_guard guard(mutex_);
-      stopping_.store(true);
-    }
-    woken_.notify_all();
-    for (std::thread& helper : helpers_) helper.join();
-  }
+  ~Team() { stop(); }
 
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -71,6 +70,15 @@ class Team {
 
  private:
   static constexpr int kSpins = 2000;
+
+  void stop() {
+    {
+      std::lock_guard guard(mutex_);
+      stopping_.store(true);
+    }
+    woken_.notify_all();
+    for (std::thread& helper : helpers_) helper.join();
+  }
 
   struct Job {
     void (*call)(const void*, int64_t, int64_t) = nullptr;

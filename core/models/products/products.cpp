@@ -38,6 +38,10 @@ struct Crew {
 
 using SharedCrew = std::shared_ptr<Crew>;
 
+// Packing goes on beside the interpreter. Not by a call guard of `py::init`: that one is still held when pybind11
+// enters what was made in its table of all instances, which any other thread may be changing then.
+using Released = py::gil_scoped_release;
+
 // The interpreter is out of the way, unless the work is not worth it, and nobody else has the crew.
 class AtWork {
  public:
@@ -109,6 +113,7 @@ class ProductOf final : public Product {
 // `halves`: whether it multiplies bfloat16, else float32; int8 weights do not say.
 std::unique_ptr<Product> make_product(SharedCrew crew, bool halves, const Tensor& weight, const MaybeTensor& scale,
                                       const MaybeTensor& bias) {
+  const Released packing;
   if (halves) return std::make_unique<ProductOf<BFloat16>>(crew, weight, scale, bias);
   return std::make_unique<ProductOf<float>>(crew, weight, scale, bias);
 }
@@ -179,6 +184,7 @@ class ExpertsOf final : public Experts {
 
 std::unique_ptr<Experts> make_experts(SharedCrew crew, const Tensor& weights, const MaybeTensor& biases,
                                       bool transposed) {
+  const Released packing;
   if (weights.scalar_type() == at::kFloat) return std::make_unique<ExpertsOf<float>>(crew, weights, biases, transposed);
   TORCH_CHECK(weights.scalar_type() == at::kBFloat16, "weights are float32 or bfloat16");
   return std::make_unique<ExpertsOf<BFloat16>>(crew, weights, biases, transposed);
@@ -188,10 +194,6 @@ std::unique_ptr<Experts> make_experts(SharedCrew crew, const Tensor& weights, co
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Crew, SharedCrew>(module, "Crew").def(py::init<int64_t, bool>()).def("rest", &Crew::rest);
-  py::class_<Product>(module, "Product")
-      .def(py::init(&make_product), py::call_guard<py::gil_scoped_release>())
-      .def("__call__", &Product::apply);
-  py::class_<Experts>(module, "Experts")
-      .def(py::init(&make_experts), py::call_guard<py::gil_scoped_release>())
-      .def("__call__", &Experts::apply);
+  py::class_<Product>(module, "Product").def(py::init(&make_product)).def("__call__", &Product::apply);
+  py::class_<Experts>(module, "Experts").def(py::init(&make_experts)).def("__call__", &Experts::apply);
 }

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from core.errors import ModelLoadError
-from core.models.hf.layer_states import layers_of
 from core.models.stages.ring import Coming, Ring
 
 FIRST: Final = 0
@@ -81,14 +80,15 @@ class Stage:
 
     def _cut(self, model: Any) -> None:
         """Raises ModelLoadError where there are too few layers, or none that can be told from the rest."""
-        layers: Any = layers_of(model)
-        size = self.ring.size
-        if len(layers) < size:
-            told = f"it has {len(layers)} layers" if layers else "its layers are not in one list"
+        count, size = model.config.get_text_config().num_hidden_layers, self.ring.size
+        names = {id(module): name for name, module in model.named_modules()}
+        lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == count]
+        if count < size or len(lists) != 1:
+            told = f"it has {count} layers" if count < size else "its layers are not in one list"
             raise ModelLoadError(f"pipeline_parallel {size} is not possible with {model.config.model_type!r}: {told}")
-        held, names = model.base_model.layers, {id(module): name for name, module in model.named_modules()}
-        own = own_layers(len(layers), self.ring.rank, size)
-        for number, layer in enumerate(layers):
+        held: Any = lists[0]
+        own = own_layers(count, self.ring.rank, size)
+        for number, layer in enumerate(held):
             if number not in own:
                 self.elsewhere.append(f"{names[id(layer)]}.")
                 held[number] = Elsewhere(layer)
@@ -97,17 +97,16 @@ class Stage:
                 held[number].forward = _AtItsPhase(self, held[number].forward)
         else:
             held[own.start].register_forward_pre_hook(self._enter, with_kwargs=True)
-            self._leave_out_ends(model, names)
+            self._leave_out_ends(model, names, held[own.start])
         held[own.stop - 1].register_forward_hook(self._leave)
 
-    def _leave_out_ends(self, model: Any, names: dict[int, str]) -> None:
+    def _leave_out_ends(self, model: Any, names: dict[int, str], beside: nn.Module) -> None:
         """Neither embedding nor output matrix is here. Ids are hidden: a layer that reads them would read others."""
         table, output = model.get_input_embeddings(), model.get_output_embeddings()
-        width = int(table.weight.shape[1])
         self.elsewhere += [f"{names[id(each)]}." for each in (table, output) if each is not None]
-        model.set_input_embeddings(NoEmbedding(table.weight))
+        model.set_input_embeddings(NoEmbedding(table.weight.shape, beside))
         if output is not None:
-            model.set_output_embeddings(NoLogits(int(output.weight.shape[0]), width))
+            model.set_output_embeddings(NoLogits(output.weight.shape, beside))
         # Nothing is left to be tied.
         model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
         model.all_tied_weights_keys = {}
@@ -173,32 +172,38 @@ class Elsewhere(nn.Module):
         return given[0] if given else named["hidden_states"]
 
 
-class NoEmbedding(nn.Module):
-    """Stands for the embedding: something of its shape, in whose place hidden states come in."""
+class Absent(nn.Module):
+    """Stands for a module with one matrix, [vocab, hidden]: something of its shape, dtype and device."""
 
-    def __init__(self, table: torch.Tensor) -> None:
+    def __init__(self, shape: torch.Size, beside: nn.Module) -> None:
+        """`beside`: a module that is where this one would be."""
         super().__init__()
-        self._dtype = torch.get_default_dtype()
-        # No parameter, which would have to be loaded: only its shape is asked for.
-        self.__dict__["weight"] = torch.empty(table.shape, device="meta")
-        self._width = int(table.shape[1])
+        self._shape = shape
+        # No part of this one.
+        self.__dict__["_beside"] = beside
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """No parameter, which would have to be loaded; it takes no memory."""
+        beside: nn.Module = self.__dict__["_beside"]
+        like = next(beside.parameters())
+        return torch.empty(1, dtype=like.dtype, device=like.device).expand(self._shape)
+
+
+class NoEmbedding(Absent):
+    """In whose place hidden states come in."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Zeros, [..., hidden] for ids [...]."""
-        return torch.zeros(*ids.shape, self._width, dtype=self._dtype, device=ids.device)
+        return torch.zeros(*ids.shape, self._shape[1], dtype=self.weight.dtype, device=ids.device)
 
 
-class NoLogits(nn.Module):
-    """Stands for the output matrix: ones that take no memory, so that whatever compares logits finds them equal."""
-
-    def __init__(self, width: int, depth: int) -> None:
-        super().__init__()
-        self._width = width
-        self.__dict__["weight"] = torch.empty(width, depth, device="meta")
+class NoLogits(Absent):
+    """Gives ones that take no memory, so that whatever compares logits finds them equal."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[..., vocab] for states [..., hidden]."""
-        return states.new_ones(1).expand(*states.shape[:-1], self._width)
+        return states.new_ones(1).expand(*states.shape[:-1], self._shape[0])
 
 
 def _hide_ids(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

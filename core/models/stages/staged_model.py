@@ -120,9 +120,16 @@ class StageProof:
     def model(
         self, module: PreTrainedModel, spec: ModelSpec, context: PackedContext, states: StateContext | None
     ) -> StagedModel:
-        """See `Part`."""
+        """See `Part`. Raises ModelLoadError where ranks have layers of different kinds."""
+        ring = self._stage.ring
+        # What the first rank plans for the layers that it has must do for those of all others, and so must its proof.
+        if not ring.all_equal(_kinds(spec)):
+            raise ModelLoadError(
+                f"pipeline_parallel {ring.size} is not possible with {module.config.model_type!r}: "
+                "its ranks would have layers of different kinds"
+            )
         made = FirstStage if self._stage.is_first else LaterStage
-        return made(module, replace(spec, stages=self._stage.ring.size), context, states, self._stage)
+        return made(module, replace(spec, stages=ring.size), context, states, self._stage)
 
 
 def load_staged(
@@ -138,14 +145,7 @@ def load_staged(
     stage = Stage(ring)
     cut = stage.cutting(found[0] if isinstance(found, tuple | list) else found)
     module = load_module(checkpoint, config, device, progress, auto=cut, beside=stage.elsewhere)
-    model = prove_module(module, checkpoint, config, progress, StageProof(stage))
-    # What the first rank plans for the layers that it has must do for those of all others.
-    if not ring.all_equal(_kinds(model)):
-        raise ModelLoadError(
-            f"pipeline_parallel {ring.size} is not possible with {checkpoint.model_type!r}: its ranks would have "
-            "layers of different kinds"
-        )
-    return model
+    return prove_module(module, checkpoint, config, progress, StageProof(stage))
 
 
 def _wanted(batch: ForwardBatch) -> torch.Tensor | None:
@@ -153,8 +153,7 @@ def _wanted(batch: ForwardBatch) -> torch.Tensor | None:
     return None if batch.wants_hidden else batch.last_indices
 
 
-def _kinds(model: TransformersModel) -> int:
+def _kinds(spec: ModelSpec) -> int:
     """A number for the kinds of windows, and for whether there are recurrent states."""
-    spec = model.spec
     told = repr((sorted({(str(each.window), str(each.chunk)) for each in spec.kv_layers}), bool(spec.state_layers)))
     return int.from_bytes(hashlib.sha256(told.encode()).digest()[:7])
