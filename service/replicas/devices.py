@@ -17,7 +17,7 @@ def own_devices(known: list[str], place: int, count: int, ranks: int) -> list[st
     wanted = count * ranks
     if len(known) < wanted:
         raise ConfigError(
-            f"data_parallel {count} with tensor_parallel {ranks} needs {wanted} devices: there are {len(known)}"
+            f"data_parallel {count} with {ranks} ranks each needs {wanted} devices: there are {len(known)}"
         )
     return known[place * ranks : (place + 1) * ranks]
 

@@ -79,7 +79,7 @@ async def _load(order: Order, host: ReplicaHost, build: EngineBuilder) -> Engine
         loop.call_soon_threadsafe(host.tell_loading, stage, part)
 
     def take_and_build() -> BuiltEngine:
-        take_devices(config.executor.device, order.place, order.count, config.model.tensor_parallel)
+        take_devices(config.executor.device, order.place, order.count, config.model.ranks)
         return build(config, progress)
 
     return await (await in_daemon_thread(take_and_build)).start()

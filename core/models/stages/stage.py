@@ -101,7 +101,7 @@ class Stage:
         held[own.stop - 1].register_forward_hook(self._leave)
 
     def _leave_out_ends(self, model: Any, names: dict[int, str], beside: nn.Module) -> None:
-        """Neither embedding nor output matrix is here. Ids are hidden: a layer that reads them would read others."""
+        """Neither embedding nor output matrix is here."""
         table, output = model.get_input_embeddings(), model.get_output_embeddings()
         self.elsewhere += [f"{names[id(each)]}." for each in (table, output) if each is not None]
         model.set_input_embeddings(NoEmbedding(table.weight.shape, beside))
@@ -110,7 +110,6 @@ class Stage:
         # Nothing is left to be tied.
         model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
         model.all_tied_weights_keys = {}
-        model.register_forward_pre_hook(_hide_ids, with_kwargs=True)
 
     def _enter(self, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
         like = given[0] if given else named["hidden_states"]
@@ -204,8 +203,3 @@ class NoLogits(Absent):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[..., vocab] for states [..., hidden]."""
         return states.new_ones(1).expand(*states.shape[:-1], self._shape[0])
-
-
-def _hide_ids(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    named = {**named, "input_ids": torch.zeros_like(named["input_ids"])}
-    return given, named

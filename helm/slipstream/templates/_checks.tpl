@@ -3,12 +3,13 @@
 {{- $v := .Values -}}
 
 {{- if gt (int64 $v.nodes) 1 -}}
-{{- fail (printf "nodes: %d: a worker runs on one node, all its tensor-parallel ranks too, so a LeaderWorkerSet would start processes that do nothing; use replicas" (int64 $v.nodes)) -}}
+{{- fail (printf "nodes: %d: a worker runs on one node, all ranks of its engines too, so a LeaderWorkerSet would start processes that do nothing; use replicas" (int64 $v.nodes)) -}}
 {{- end -}}
 {{- $ranks := int64 (get $v.settings "tensor_parallel" | default 1) -}}
 {{- $engines := int64 (get $v.settings "data_parallel" | default 1) -}}
-{{- if and $v.gpu.enabled (ne (int64 $v.gpu.count) (mul $engines $ranks)) -}}
-{{- fail (printf "gpu.count: %d: a worker uses one device for each rank of each engine, and settings.tensor_parallel is %d, settings.data_parallel %d" (int64 $v.gpu.count) $ranks $engines) -}}
+{{- $stages := int64 (get $v.settings "pipeline_parallel" | default 1) -}}
+{{- if and $v.gpu.enabled (ne (int64 $v.gpu.count) (mul $engines $ranks $stages)) -}}
+{{- fail (printf "gpu.count: %d: a worker uses one device for each rank of each engine, and settings.tensor_parallel is %d, settings.pipeline_parallel %d, settings.data_parallel %d" (int64 $v.gpu.count) $ranks $stages $engines) -}}
 {{- end -}}
 
 {{- $drain := int64 (include "slipstream.drainSeconds" .) -}}

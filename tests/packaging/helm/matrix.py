@@ -56,6 +56,7 @@ ACCEPTED: dict[str, Values] = {
     "cpu without limit": {"gpu": {"enabled": False}, "resources": {"limits": None, "requests": None}},
     "ranks": {"settings": {"tensor_parallel": 4}, "gpu": {"count": 4}},
     "engines": {"settings": {"data_parallel": 2, "tensor_parallel": 2}, "gpu": {"count": 4}},
+    "stages": {"settings": {"data_parallel": 2, "pipeline_parallel": 2}, "gpu": {"count": 4}},
     "engines on the cpu": merged(CPU, {"settings": {"data_parallel": 2}}),
     "ranks on the cpu": merged(CPU, {"settings": {"tensor_parallel": 2}}),
     "mig": {"gpu": {"resource": "nvidia.com/mig-1g.10gb", "runtimeClassName": "nvidia", "tolerations": []}},
@@ -199,6 +200,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
         "settings.data_parallel: role decode has one engine",
     ),
     "ranks without devices": ({"settings": {"tensor_parallel": 4}, "gpu": {"count": 2}}, "tensor_parallel is 4"),
+    "stages without devices": ({"settings": {"pipeline_parallel": 2}}, "pipeline_parallel 2"),
     "half a device": ({"gpu": {"count": 0.5}}, "/gpu/count"),
     "grace below the drain": ({"drain": {"terminationGracePeriodSeconds": 139}}, "139 would cut streams"),
     "grace below preStop and drain": (

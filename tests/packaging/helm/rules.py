@@ -182,7 +182,7 @@ def times(rendered: Rendered) -> Iterator[str]:
 def resources(rendered: Rendered) -> Iterator[str]:
     """Requests are within limits, and each rank has a whole device."""
     config = config_of(rendered)
-    ranks = config.engine.model.tensor_parallel * config.data_parallel
+    ranks = config.engine.model.ranks * config.data_parallel
     for _, container in containers(rendered):
         found = container.get("resources") or {}
         limits = found.get("limits") or {}

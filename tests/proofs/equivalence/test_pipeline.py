@@ -97,7 +97,7 @@ async def test_prefixes_come_back_on_every_rank(checkpoint_of: Callable[[str], P
 async def test_embeddings_and_prompt_log_probabilities(checkpoint_of: Callable[[str], Path]) -> None:
     """The states of all tokens come back for a vector, those of some for log probabilities, none between chunks."""
     made = config(checkpoint_of("llama"), ROOMY, room=0, overlap=True, cache="radix")
-    made = dataclasses.replace(made, scheduler=dataclasses.replace(made.scheduler, prompt_tokens=16))
+    made = dataclasses.replace(made, scheduler=dataclasses.replace(made.scheduler, chunked_prefill_size=16))
     prompt = tuple(range(5, 55))
 
     async def asked(engine: AsyncEngine) -> tuple[list[float], list[float]]:

@@ -258,3 +258,10 @@ def test_windows_of_all_ranks_add_up(tmp_path: Path) -> None:
         ModelConfig(str(path), dtype="float32", context_length=96, native="off"), CPU, keeps_modules=True
     )
     assert [each.spec.reach for each in loaded(path, 2)] == [whole.spec.reach] * 2 == [32, 32]
+
+
+def test_layers_that_read_ids_are_found_out(tmp_path: Path) -> None:
+    """Gemma 4's layers read embeddings of their own; ranks behind the first know no tokens while others decode."""
+    changes = {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    said = [str(each) for each in loaded(make_checkpoint("gemma4_text", tmp_path, **changes), 2)]
+    assert all(each.startswith("model type 'gemma4_text' is not supported: packed and plain") for each in said), said

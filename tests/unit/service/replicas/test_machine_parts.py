@@ -59,7 +59,7 @@ def test_with_a_quota_no_cores_are_picked(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_devices_are_neighbours_and_there_are_enough() -> None:
     assert [own_devices(list("abcd"), place, 2, 2) for place in range(2)] == [["a", "b"], ["c", "d"]]
-    with pytest.raises(ConfigError, match="data_parallel 3 with tensor_parallel 2 needs 6 devices: there are 4"):
+    with pytest.raises(ConfigError, match="data_parallel 3 with 2 ranks each needs 6 devices: there are 4"):
         own_devices(list("abcd"), 0, 3, 2)
 
 
