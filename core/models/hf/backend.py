@@ -295,5 +295,7 @@ def _assemble(
     context = PackedContext(dtype=model.dtype, spans=probe.spans)
     bind_context(model, context)
     states = wrap_mixers(probe.cache.recurrent_layers) if spec.state_layers else None
-    made = TransformersModel if part is None else part.model
-    return made(model, spec, context, states)
+    if part is None:
+        return TransformersModel(model, spec, context, states)
+    made: TransformersModel = part.model(model, spec, context, states)
+    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
@@ -10,9 +10,6 @@ from core.models.base import ModelSpec
 from core.models.hf.packed_attention import PackedContext
 from core.models.hf.recurrent import StateContext
 from core.models.hf.self_check import CheckResult
-
-if TYPE_CHECKING:
-    from core.models.hf.backend import TransformersModel
 
 
 class Part(Protocol):
@@ -24,6 +21,6 @@ class Part(Protocol):
 
     def model(
         self, module: PreTrainedModel, spec: ModelSpec, context: PackedContext, states: StateContext | None
-    ) -> TransformersModel:
-        """The model around the module tree of this part; `spec` is of its layers."""
+    ) -> Any:
+        """The `TransformersModel` around the module tree of this part; `spec` is of its layers."""
         ...
