@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -35,14 +36,37 @@ class Hub:
         self.lines = [SimpleQueue[torch.Tensor]() for _ in range(size)]
         self.meeting = threading.Barrier(size, timeout=60)
         self.values: list[Any] = [None] * size
+        self._turn = threading.Lock()
+        self._own = threading.local()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Run while no other rank does: `transformers` sets things of its whole process while it loads."""
+        with self._turn:
+            self._own.turn = True
+            yield
+            self._own.turn = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The turn is another's meanwhile, if this thread has it."""
+        own = getattr(self._own, "turn", False)
+        if own:
+            self._turn.release()
+        try:
+            yield
+        finally:
+            if own:
+                self._turn.acquire()
 
     def met(self, rank: int, value: Any) -> list[Any]:
         """What all ranks have brought."""
-        self.meeting.wait()
-        self.values[rank] = value
-        self.meeting.wait()
-        found = list(self.values)
-        self.meeting.wait()
+        with self.waiting():
+            self.meeting.wait()
+            self.values[rank] = value
+            self.meeting.wait()
+            found = list(self.values)
+            self.meeting.wait()
         return found
 
 
@@ -60,7 +84,8 @@ class Queued:
 
         class Coming:
             def wait(self) -> torch.Tensor:
-                got = ring._hub.lines[ring.rank].get(timeout=60)
+                with ring._hub.waiting():
+                    got = ring._hub.lines[ring.rank].get(timeout=60)
                 assert (got.shape, got.dtype) == (into.shape, into.dtype)
                 return into.copy_(got)
 
@@ -79,10 +104,11 @@ def loaded(path: Path, size: int) -> list[Any]:
     checkpoint, hub = read_checkpoint_config(path), Hub(size)
 
     def one(rank: int) -> Any:
-        try:
-            return load_staged(checkpoint, CONFIG, CPU, lambda *_: None, Queued(hub, rank))
-        except ModelLoadError as error:
-            return error
+        with hub.turn():
+            try:
+                return load_staged(checkpoint, CONFIG, CPU, lambda *_: None, Queued(hub, rank))
+            except ModelLoadError as error:
+                return error
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(one, range(size)))
