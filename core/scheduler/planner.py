@@ -101,7 +101,7 @@ class Planner:
         self._verifying = 0
         """The step planned last, if it may verify drafts; else 0."""
 
-    def plan(self, now: float, *, after_idle: bool, slow: bool, in_flight: int = 0) -> ScheduleBatch | None:
+    def plan(self, now: float, *, after_idle: bool, slow: bool, in_flight: int) -> ScheduleBatch | None:
         """The next step, frozen; None where no row has work that fits.
 
         `in_flight`: steps that are submitted and not done.

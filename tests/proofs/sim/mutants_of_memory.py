@@ -268,7 +268,8 @@ def three_steps_are_submitted(patch: Patch) -> None:
 
     def submit(old: Any, self: Scheduler, now: float) -> bool:
         moved: bool = old(self, now)
-        if moved and (batch := self._planner.plan(now, after_idle=False, slow=False)) is not None:
+        away = self.executor.in_flight
+        if moved and (batch := self._planner.plan(now, after_idle=False, slow=False, in_flight=away)) is not None:
             self.executor.submit(batch)
         return moved
 

@@ -26,7 +26,7 @@ def steps_never_overlap(patch: Patch) -> None:
     def one_by_one(old: Any, self: Scheduler, now: float) -> bool:
         if self.executor.in_flight:
             return False
-        batch = self._planner.plan(now, after_idle=self._device_idle, slow=False)
+        batch = self._planner.plan(now, after_idle=self._device_idle, slow=False, in_flight=0)
         self._device_idle = batch is None
         if batch is not None:
             self.executor.submit(batch)

@@ -33,7 +33,7 @@ def steps_are_planned_though_held(patch: Patch) -> None:
 
     def goes_on(self: Scheduler, now: float) -> bool:
         if self.held and self.executor.has_room:
-            self._planner.plan(now, after_idle=False, slow=False)
+            self._planner.plan(now, after_idle=False, slow=False, in_flight=self.executor.in_flight)
         return submit(self, now)
 
     patch.setattr(Scheduler, "_submit", goes_on)

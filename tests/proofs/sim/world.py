@@ -132,14 +132,14 @@ class World:
         planner, plan = self.scheduler._planner, self.scheduler._planner.plan
         plans = 0
 
-        def hooked(now: float, *, after_idle: bool, slow: bool) -> ScheduleBatch | None:
+        def hooked(now: float, *, after_idle: bool, slow: bool, in_flight: int) -> ScheduleBatch | None:
             nonlocal plans
             plans += 1
             if self.scenario.retract_every and self._open and plans % self.scenario.retract_every == 0:
                 self._force_retraction()
             self._standstills.planned()
             self._shares.before_plan()
-            batch = plan(now, after_idle=after_idle, slow=slow)
+            batch = plan(now, after_idle=after_idle, slow=slow, in_flight=in_flight)
             self._shares.after_plan(batch)
             self._classes.after_plan(batch)
             if batch is not None and self.device.trials is not None:
