@@ -75,7 +75,7 @@ class Worker:
     messages: Connection
     stacks: IO[bytes]
     """Where its threads were when a signal ended it."""
-    stderr: IO[bytes] | None = None
+    stderr: IO[bytes]
     """What its test has written to file descriptor 2, as long as pytest captures it."""
     taken: list[int] = field(default_factory=list)
     """Numbers of the tests that it has taken and not begun."""
@@ -88,10 +88,9 @@ class Worker:
         """What it left in its files, which are closed."""
         said = []
         for file in (self.stderr, self.stacks):
-            if file is not None:
-                with file:
-                    file.seek(0)
-                    said.append(file.read().decode(errors="replace"))
+            with file:
+                file.seek(0)
+                said.append(file.read().decode(errors="replace"))
         return "\n".join(said).strip()
 
 
@@ -127,15 +126,16 @@ class Shift:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker's last words
+        # Made here: a worker may be gone before anything that it tells is read.
+        stacks, stderr = (tempfile.TemporaryFile() for _ in range(2))  # closed with the worker's last words
         # An interrupt that comes at once must find a worker, not a second process that has collected.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         if (pid := os.fork()) == 0:
             end_with(parent)
-            _become_worker(self._session, self._items, self._files, taken, self._queue, theirs, stacks)
+            _become_worker(self._session, self._items, self._files, taken, self._queue, theirs, stacks, stderr)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         theirs.close()
-        return Worker(pid, ours, stacks, taken=list(taken))
+        return Worker(pid, ours, stacks, stderr, taken=list(taken))
 
     def _listen(self) -> None:
         silence = self._session.config.option.workers_silence
@@ -158,10 +158,7 @@ class Shift:
 
     def _hear(self, worker: Worker, kind: str, told: Any) -> None:
         config = self._session.config
-        if kind == "stderr":
-            # Opened while the worker lives: its own name for the file, which no directory has, goes with it.
-            worker.stderr = open(f"/proc/{worker.pid}/fd/{told}", "rb")  # noqa: SIM115 - as above
-        elif kind == "took":
+        if kind == "took":
             worker.taken += self._files[told]
         elif kind == "begins":
             worker.taken.remove(told)
@@ -246,6 +243,7 @@ def _become_worker(
     queue: int,
     messages: Connection,
     stacks: IO[bytes],
+    stderr: IO[bytes],
 ) -> NoReturn:
     """Run tests until none is left. Ends the process, without the ends of what its parent has begun."""
     code = 1
@@ -265,7 +263,8 @@ def _become_worker(
         faulthandler.enable(stacks)
         captured = getattr(capture, "_global_capturing", None)
         if isinstance(captured, MultiCapture) and isinstance(captured.err, FDCapture):
-            teller.tell("stderr", captured.err.tmpfile.fileno())
+            # What pytest captures goes to the file that the parent has.
+            os.dup2(stderr.fileno(), captured.err.tmpfile.fileno())
         for number, after in _turns(taken, files, queue, teller):
             teller.tell("begins", number)
             # Between files nothing stays but what is of the session.
