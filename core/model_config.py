@@ -38,6 +38,18 @@ ANSWER_FORMS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Peers:
+    """Where an engine meets those with which it shares experts. It has the `rank`-th part of them, of `size`."""
+
+    rank: int
+    size: int
+    port: int
+    """Of this machine's loopback."""
+    listener: int | None = None
+    """File descriptor of the socket that listens there, on rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which checkpoint, and how it is held. `context_length=None` takes the checkpoint's own."""
 
@@ -145,6 +157,9 @@ class ModelConfig:
         "default", "Model", "Name of the weights that are served first, told with every stream.", metavar="NAME"
     )
 
+    peers: Peers | None = None
+    """The engines that share experts with this one, of a server that runs them."""
+
     def __post_init__(self) -> None:
         check_settings(self)
         if self.tensor_parallel > 1 and self.pipeline_parallel > 1:
@@ -163,6 +178,13 @@ class ModelConfig:
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other processes have parts of the model."""
+        return self.ranks > 1 or self.peers is not None
+
+    @property
     def shared_by(self) -> str:
-        """The setting that has several of them; of an engine of one, that which is named first."""
+        """The setting by which they have; of an engine that is alone, that which is named first."""
+        if self.peers is not None:
+            return "expert_parallel"
         return "pipeline_parallel" if self.pipeline_parallel > 1 else "tensor_parallel"

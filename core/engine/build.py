@@ -17,7 +17,6 @@ from core.config import EngineConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
-from core.distributed.leader import LeadingRunner
 from core.distributed.pipeline_leader import PipelineLeader
 from core.engine.audio_inputs import AudioInputs
 from core.engine.build_pools import Pools, build_arena, build_pools
@@ -33,6 +32,7 @@ from core.engine.input_processor import InputProcessor
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
 from core.engine.math_threads import use_threads
+from core.engine.peers import Peers, open_peers
 from core.engine.ranks import Ranks, captures, open_ranks, ring_of
 from core.engine.renewal import Loaded, Renewal, keeps_modules
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
@@ -86,11 +86,13 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     tokenizer = Tokenizer.load(config.model.path)
     if tokenizer.chats is not None:
         tokenizer.chats.start()
-    ranks = open_ranks(config, device)
+    ranks = open_peers(config, device) or open_ranks(config, device)
     try:
         # The native decoder has no module tree.
         ring = None if ranks is None else ring_of(config, ranks.world)
-        model = load_model(config.model, device, progress, keeps_modules=keeps_modules(config), ring=ring)
+        exchange = ranks.exchange if isinstance(ranks, Peers) else None
+        kept = keeps_modules(config)
+        model = load_model(config.model, device, progress, keeps_modules=kept, ring=ring, exchange=exchange)
         head = load_head(config.model, model, device)
         return assemble(config, model, tokenizer, DeviceStreams(device), head=head, ranks=ranks)
     except BaseException as error:
@@ -154,7 +156,7 @@ def assemble(
         adapters=pools.adapters.loader,
         grammars=grammars,
         model_info=disagg.told(_model_info(config, model, tokenizer, pools, grammars, inputs, embeddings.labelling)),
-        new_executor=lambda wake: _build_executor(config, renewal.began(runner or build_runner()), wake),
+        new_executor=lambda wake: _build_executor(config, renewal.began(runner or build_runner()), ranks, wake),
         new_scheduler=partial(_build_scheduler, config, model.spec, streams, pools, lanes, speculation, disagg),
         renewal=renewal,
         disagg=disagg,
@@ -217,9 +219,13 @@ def _audio_inputs(config: EngineConfig, spec: ModelSpec) -> AudioInputs | None:
     return AudioInputs(Listener.load(Path(config.model.path), spec.encoder.audio), spec.encoder.start_ids)
 
 
-def _build_executor(config: EngineConfig, runner: StepRunner, wake: Callable[[], None]) -> StepExecutor:
+def _build_executor(
+    config: EngineConfig, runner: StepRunner, ranks: Ranks | None, wake: Callable[[], None]
+) -> StepExecutor:
     if not config.executor.overlap:
         return InlineExecutor(runner, wake)
+    if isinstance(ranks, Peers):
+        return ranks.executor(runner, wake)
     return PipelineThread(runner, runner, wake) if isinstance(runner, PipelineLeader) else ForwardThread(runner, wake)
 
 
@@ -234,7 +240,6 @@ def _build_runner(
     head: LabelHead | None,
     ranks: Ranks | None,
 ) -> StepRunner:
-    pipelined = config.model.pipeline_parallel > 1
     checks = DeviceChecks(AssertMode(config.executor.assert_mode), streams.device)
     attention = _build_attention(config, streams.device)
     model.bind(pools.kv, attention, pools.companions)
@@ -256,11 +261,9 @@ def _build_runner(
         graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if captures(config) else (),
         lanes=lanes,
         host_code=code,
-        share=None if ranks is None or pipelined else ranks.world.share,
+        share=None if ranks is None else ranks.share,
     )
-    if ranks is None:
-        return StepRunner(state)
-    return (PipelineLeader if pipelined else LeadingRunner)(state, ranks.world)
+    return StepRunner(state) if ranks is None else ranks.runner(state)
 
 
 def _build_attention(config: EngineConfig, device: torch.device) -> AttentionBackend:

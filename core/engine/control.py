@@ -199,7 +199,7 @@ class EngineControl:
             raise
 
     def _refuse_ranks(self) -> None:
-        if self._config.ranks > 1:
+        if self._config.is_shared:
             name = self._config.shared_by
             raise Unsupported(f"a server of several ranks ({name}) neither exchanges weights nor sleeps yet")
 

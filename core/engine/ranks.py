@@ -26,6 +26,8 @@ from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
 from core.distributed.follower import STOP, FollowingSampling, follow
+from core.distributed.leader import LeadingRunner
+from core.distributed.pipeline_leader import PipelineLeader
 from core.distributed.ring import DistributedRing
 from core.distributed.world import HOST, World
 from core.engine.build_pools import Pools, build_arena, build_pools
@@ -53,7 +55,9 @@ TELL_SECONDS: Final = 2.0
 _SIZE: Final = 8
 """Bytes of a size, as it is told."""
 
-REFUSED: Final[tuple[tuple[str, Callable[[EngineConfig], bool]], ...]] = (
+Refusals = tuple[tuple[str, Callable[[EngineConfig], bool]], ...]
+
+REFUSED: Final[Refusals] = (
     ("speculative", lambda config: config.speculation.method != "off"),
     ("lora", lambda config: config.lora.enabled),
     ("deterministic", lambda config: config.model.deterministic),
@@ -72,10 +76,11 @@ class RankLost(StartupError):
 class Ranks:
     """The other ranks of this engine, as its rank 0 knows them."""
 
-    def __init__(self, world: World, processes: list[BaseProcess]) -> None:
-        """`processes`: those that were started here."""
+    def __init__(self, world: World, processes: list[BaseProcess], *, pipelined: bool = False) -> None:
+        """`processes`: those that were started here. `pipelined`: each has layers of its own."""
         self.world = world
         self._processes = processes
+        self._pipelined = pipelined
 
     def sized(self, pools: Pools) -> None:
         """Tell all how many tokens the pools of this rank hold; theirs hold as many, whatever memory they find."""
@@ -83,6 +88,15 @@ class Ranks:
         held = window.kv.num_pages if isinstance(window, SlidingWindowPool) else 0
         sizes = (pages * pools.memory.page_size for pages in (pools.memory.allocator.num_pages, held))
         self.world.send(b"".join(tokens.to_bytes(_SIZE, "little") for tokens in sizes))
+
+    @property
+    def share(self) -> Callable[[torch.Tensor], None] | None:
+        """What makes sampled tokens those of rank 0; None where no other rank runs the end of a step."""
+        return None if self._pipelined else self.world.share
+
+    def runner(self, state: DeviceState) -> StepRunner:
+        """What runs the steps of this rank, and has the others run theirs."""
+        return (PipelineLeader if self._pipelined else LeadingRunner)(state, self.world)
 
     def check(self) -> None:
         """Raises RankLost if one of them has ended before its time."""
@@ -150,6 +164,13 @@ def stop_all(executor: Executor, ranks: Ranks | None, disagg: Disagg, *, dead: b
         ranks.kill() if dead else ranks.close()
 
 
+def refuse(config: EngineConfig, setting: str, more: Refusals = ()) -> None:
+    """Raises ConfigError where `config` has what is not possible with `setting`: one of REFUSED, or of `more`."""
+    for name, has in (*REFUSED, *more):
+        if has(config):
+            raise ConfigError(f"{setting} is not possible with {name} yet")
+
+
 def open_ranks(config: EngineConfig, device: torch.device) -> Ranks | None:
     """Start the other ranks, and meet them; None where the engine has one.
 
@@ -158,9 +179,7 @@ def open_ranks(config: EngineConfig, device: torch.device) -> Ranks | None:
     size, setting = config.model.ranks, config.model.shared_by
     if size == 1:
         return None
-    for name, has in REFUSED:
-        if has(config):
-            raise ConfigError(f"{setting} is not possible with {name} yet")
+    refuse(config, setting)
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise ConfigError(f"{setting} {size} needs as many devices: there are {torch.cuda.device_count()}")
     listener = socket.create_server((HOST, 0))
@@ -174,7 +193,8 @@ def open_ranks(config: EngineConfig, device: torch.device) -> Ranks | None:
     # Before what multiprocessing does then: it asks, which followers do not hear, and waits for them without end.
     atexit.register(_kill, processes)
     try:
-        return Ranks(World.join(0, size, port, device, listener, partial(_check, processes)), processes)
+        world = World.join(0, size, port, device, listener, partial(_check, processes))
+        return Ranks(world, processes, pipelined=config.model.pipeline_parallel > 1)
     except BaseException:
         _kill(processes)
         raise
@@ -186,8 +206,12 @@ def ring_of(config: EngineConfig, world: World) -> DistributedRing | None:
 
 
 def captures(config: EngineConfig) -> bool:
-    """Whether steps are captured in graphs: those of a pipeline are not, as each has two halves."""
-    return config.executor.cuda_graphs and config.model.pipeline_parallel == 1
+    """Whether steps are captured in graphs.
+
+    Those of a pipeline are not, as each has two halves, nor those of engines that share experts: how many rows meet in
+    a layer differs from step to step.
+    """
+    return config.executor.cuda_graphs and config.model.pipeline_parallel == 1 and config.model.peers is None
 
 
 def run_follower(config: EngineConfig, rank: int, port: int) -> None:

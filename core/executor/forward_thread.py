@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Any
 
 from core.batch.result import Published, StepResult
 from core.batch.schedule_batch import ScheduleBatch
@@ -44,7 +45,8 @@ class ForwardThread:
         self._completion = Completion(wake)
         self._fence = LengthFence(wake)
         self._landings = Landings(wake)
-        self._inbox: SimpleQueue[ScheduleBatch | CopyOut | _Renewal | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        """A batch, a copy, a renewal; None behind the last."""
         self._in_flight = 0
         self._held: LaunchedStep | None = None
         self._thread = threading.Thread(target=self._run, name="slipstream-forward", daemon=True)
@@ -116,22 +118,27 @@ class ForwardThread:
 
     def _serve(self) -> None:
         failure: BaseException | None = None
-        while (batch := self._inbox.get()) is not None:
-            if isinstance(batch, _Renewal):
-                self._let_go()
-                self._runner = batch.runner
-                batch.taken.set_result(None)
-            elif isinstance(batch, CopyOut):
-                if failure is None:
-                    self._landings.bring(batch.number, self._running.copy_out(batch))
-                if self._inbox.empty():
-                    # A copy is no step that would let go of the one before.
-                    self._let_go()
-            elif failure is None:
-                failure = self._launch(batch)
-            else:
-                self._completion.bring(StepResult.failed(batch.step_id, failure))
+        while (told := self._inbox.get()) is not None:
+            failure = self._do(told, failure)
         self._let_go()
+
+    def _do(self, told: Any, failure: BaseException | None) -> BaseException | None:
+        """Carry out what the inbox had; `failure` is what later steps fail by, and so is what this returns."""
+        if isinstance(told, _Renewal):
+            self._let_go()
+            self._runner = told.runner
+            told.taken.set_result(None)
+        elif isinstance(told, CopyOut):
+            if failure is None:
+                self._landings.bring(told.number, self._running.copy_out(told))
+            if self._inbox.empty():
+                # A copy is no step that would let go of the one before.
+                self._let_go()
+        elif failure is None:
+            return self._launch(told)
+        else:
+            self._completion.bring(StepResult.failed(told.step_id, failure))
+        return failure
 
     @property
     def _running(self) -> StepRunner:

@@ -11,6 +11,7 @@ from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.models.base import LabelHead, Model, Progress
 from core.models.config import CheckpointConfig, read_checkpoint_config
+from core.models.experts.exchange import Exchange
 from core.models.fused.layers import wanted as fuses
 from core.models.quantized.at_load import refuse_at_load
 from core.models.quantized.registry import quant_method
@@ -48,11 +49,13 @@ def load_model(
     *,
     keeps_modules: bool = False,
     ring: Ring | None = None,
+    exchange: Exchange | None = None,
 ) -> Model:
     """Check, load and prove the checkpoint at `config.path`; `progress` sees "check", "weights" and "self-check".
 
     `keeps_modules`: the model must go on through the module tree of transformers: adapters hook it, heads belong to it.
-    `ring`: the ranks that have the other layers; None where this process has all of them.
+    `ring`: the ranks that have the other layers; None where this process has all of them. `exchange`: the engines that
+    have the other experts.
     Call `bind` on the returned model before `forward`. Raises ModelLoadError.
     """
     report = progress or _silent
@@ -64,13 +67,17 @@ def load_model(
     encoder_decoder = _is_encoder_decoder(checkpoint)
     refuse_at_load(checkpoint, config.quantization, encoder_decoder=encoder_decoder)
     report("check", 1.0)
-    shared = config.ranks > 1
+    shared = config.is_shared
     if shared and (why := _why_not_shared(checkpoint, encodes=encoder_decoder or is_encoder(checkpoint))):
         raise ModelLoadError(f"{config.shared_by} is not possible with {checkpoint.model_type!r} yet: it {why}")
     if ring is not None:
         from core.models.stages.staged_model import load_staged
 
         return load_staged(checkpoint, config, device, report, ring)
+    if exchange is not None:
+        from core.models.experts.joint_model import load_joint
+
+        return load_joint(checkpoint, config, device, report, exchange)
     kept = shared or (keeps_modules and not encoder_decoder and not is_encoder(checkpoint))
     family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder, encoder=is_encoder(checkpoint))
     if fuses(device) and family == DEFAULT_FAMILY:

@@ -70,6 +70,12 @@ class ServerConfig:
         " to the one that has least to do or knows its prompt; limits of batch, queue and KV cache hold for each.",
         low=1,
     )
+    expert_parallel: bool = setting(
+        False,
+        "Network",
+        "Have the engines of data_parallel share the experts of the model: each has a part of them, beside attention, "
+        "cache and requests of its own, and all take part in each step of any.",
+    )
     reflection: bool = setting(False, "Network", "Serve gRPC reflection, which shows the API to every client.")
     gateway: bool = setting(True, "Network", "Serve the dialects of smg where slipstream[gateway] is installed.")
     gateway_tokenizer: str = setting(
@@ -219,6 +225,8 @@ class ServerConfig:
                 raise ConfigError("grammar_callers needs auth_token_file or tls_client_ca, which say who calls")
         if self.data_parallel > MOST_ENGINES:
             raise ConfigError(f"data_parallel must be at most {MOST_ENGINES}; got {self.data_parallel}")
+        if self.expert_parallel and self.data_parallel == 1:
+            raise ConfigError("expert_parallel needs data_parallel: the number of engines that share experts")
         if self.data_parallel > 1 and self.engine.disagg.role != "both":
             raise ConfigError("data_parallel is not possible with role yet: start a server for each engine")
         if self.tls_client_ca is None and self.tls_client_names is not None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from core.config import EngineConfig
+from core.model_config import Peers
 from service.config.server_config import ServerConfig
 
 
@@ -23,6 +24,10 @@ class Order:
     """Math threads where the settings give none; None: as many as its processors make fast."""
     from_hub: bool = False
     """Whether weights may be fetched by name: the model was."""
+    port: int = 0
+    """Where engines that share experts meet, on the loopback."""
+    listener: int | None = None
+    """File descriptor that listens there, for the first of them."""
 
     def write(self) -> bytes:
         """As `read` reads it."""
@@ -48,4 +53,6 @@ class Order:
             host_cache_bytes=config.memory.host_cache_bytes // self.count,
         )
         executor = replace(config.executor, cpu_threads=config.executor.cpu_threads or self.threads)
-        return replace(config, memory=memory, executor=executor)
+        shared = self.settings["expert_parallel"]
+        peers = Peers(self.place, self.count, self.port, self.listener) if shared else None
+        return replace(config, model=replace(config.model, peers=peers), memory=memory, executor=executor)

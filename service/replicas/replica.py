@@ -41,11 +41,16 @@ class Replica:
     """The process at one place. `engine` changes with every start.
 
     `make(place)` makes its engine. `failed`: whether its last start failed. `on_change` is called whenever it comes,
-    goes or falls silent. Event-loop thread only.
+    goes or falls silent; `on_end(place)` when its process has ended after it was started once. Event-loop thread only.
     """
 
     def __init__(
-        self, order: Order, spawn: Spawn, make: Callable[[int], ReplicaEngine], on_change: Callable[[], None]
+        self,
+        order: Order,
+        spawn: Spawn,
+        make: Callable[[int], ReplicaEngine],
+        on_change: Callable[[], None],
+        on_end: Callable[[int], None] = lambda place: None,
     ) -> None:
         self.place, self.order = order.place, order
         self.engine = make(order.place)
@@ -55,7 +60,7 @@ class Replica:
         self.failed = self.silent = self._up = False
         self.serving = False
         """Whether it has been started and has not ended."""
-        self._spawn, self._make, self._on_change = spawn, make, on_change
+        self._spawn, self._make, self._on_change, self._on_end = spawn, make, on_change, on_end
         self._process: ReplicaProcess | None = None
         self._silence = Silence(lambda: self.engine.link.heard, time.monotonic())
         self.past = EngineStats()
@@ -174,6 +179,7 @@ class Replica:
         self.serving = self.silent = self._up = False
         self.engine.fail_streams(EngineDead("the engine failed"))
         self.past = merged([counted(self.engine.stats)], self.past)
+        self._on_end(self.place)
         self._on_change()
 
     async def _again(self, begin: Callable[[Replica], Awaitable[None]]) -> None:
@@ -186,4 +192,5 @@ class Replica:
             log.error("engine %d cannot be started again: %s", self.place, error, exc_info=None if known else error)
             await self.end()
             self.failed = True
+            self._on_end(self.place)
             self._on_change()

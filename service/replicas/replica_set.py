@@ -27,6 +27,7 @@ from service.replicas.replica_prefixes import ReplicaPrefixes
 from service.replicas.replica_stream import ReplicaStream
 from service.replicas.router import Router
 from service.replicas.set_stats import SetStats
+from service.replicas.shared_fate import SharedFate
 from service.replicas.spawned import Spawn
 from service.replicas.standing import Standing
 
@@ -43,7 +44,11 @@ class ReplicaSet:
         router: Router | None = None,
     ) -> None:
         """One replica for each of `orders`. `spawn` and `make` are those of `Replica`."""
-        self._replicas = tuple(Replica(order, spawn, make, self.changed) for order in orders)
+        self._fate = SharedFate(spawn, len(orders), lambda place: self._replicas[place].kill())
+        on_end: Callable[[int], None] = _alone
+        if orders[0].settings["expert_parallel"]:
+            spawn, on_end = self._fate.spawn, self._fate.ended
+        self._replicas = tuple(Replica(order, spawn, make, self.changed, on_end) for order in orders)
         self._router, self._requests = router or Router(len(orders)), requests
         self._standing = Standing()
         self._state = EngineState.STARTING
@@ -231,6 +236,11 @@ class ReplicaSet:
     async def _end_all(self) -> None:
         await _cancelled(self._keeping + self._tasks)
         await asyncio.gather(*(each.end() for each in self._replicas))
+        self._fate.close()
+
+
+def _alone(_place: int) -> None:
+    """What it means to the other engines that one has ended."""
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -63,7 +63,7 @@ async def spawn(order: Order, sock: socket.socket) -> Spawned:
     process = await create_subprocess_exec(
         *(sys.executable, "-P", "-m", "service.replicas.process", str(sock.fileno())),
         stdin=PIPE,
-        pass_fds=(sock.fileno(),),
+        pass_fds=(sock.fileno(), *(() if order.listener is None else (order.listener,))),
         env=environment(),
         # What a terminal sends to all processes is the server's to handle, also while this one imports.
         start_new_session=True,

@@ -127,7 +127,7 @@ class Shift:
         sys.stderr.flush()
         parent = os.getpid()
         # Made here: a worker may be gone before anything that it tells is read.
-        stacks, stderr = (tempfile.TemporaryFile() for _ in range(2))  # closed with the worker's last words
+        stacks, stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - closed at the end
         # An interrupt that comes at once must find a worker, not a second process that has collected.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         if (pid := os.fork()) == 0:

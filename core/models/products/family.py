@@ -47,7 +47,7 @@ def with_products(model: Proved, config: ModelConfig, progress: Progress) -> Non
     """Give `model` compiled products: now if they are compiled already or waited for, else beside serving."""
     if (
         config.native == "off"
-        or config.ranks > 1
+        or config.is_shared
         or model.module.device.type != "cpu"
         or model.module.dtype not in DTYPES
     ):

@@ -1,0 +1,67 @@
+"""Engines that share experts: what one of them knows of the others. The server starts them, and ends them together."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from core.config import EngineConfig
+from core.distributed.bells import Bells
+from core.distributed.exchange import DistributedExchange
+from core.distributed.joint_runner import JointRunner
+from core.distributed.world import World
+from core.engine.build_pools import Pools
+from core.engine.ranks import Ranks, Refusals, refuse
+from core.executor.device_state import DeviceState
+from core.executor.joint_thread import JointThread
+from core.executor.step import StepRunner
+from core.models.experts.joint_model import JointModel
+
+REFUSED: Final[Refusals] = (
+    ("tensor_parallel", lambda config: config.model.tensor_parallel > 1),
+    ("pipeline_parallel", lambda config: config.model.pipeline_parallel > 1),
+    ("overlap off", lambda config: not config.executor.overlap),
+)
+"""Beside what engines of several ranks cannot have: settings that engines which share experts cannot have yet."""
+
+
+class Peers(Ranks):
+    """The other engines, each with its own pools, requests and tokens: they hear only of steps, and of rows in them."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, [])
+        self.exchange = DistributedExchange(world)
+        self.bells = Bells(world)
+
+    share = None
+
+    def sized(self, pools: Pools) -> None:
+        """Nothing: each has pools of its own size."""
+
+    def runner(self, state: DeviceState) -> JointRunner:
+        """What runs the steps of this engine, and its part in those of the others."""
+        assert isinstance(state.model, JointModel), "loaded with this exchange"
+        return JointRunner(state, self.bells, state.model.idle)
+
+    def executor(self, runner: StepRunner, wake: Callable[[], None]) -> JointThread:
+        """What `runner`, made here, runs on."""
+        assert isinstance(runner, JointRunner), "made by `runner`"
+        return JointThread(runner, runner, self.bells, wake)
+
+
+def open_peers(config: EngineConfig, device: torch.device) -> Peers | None:
+    """Meet the other engines; None where this one shares no experts.
+
+    Raises ConfigError for a setting that cannot be, StartupError where an engine does not come.
+    """
+    peers = config.model.peers
+    if peers is None:
+        return None
+    refuse(config, "expert_parallel", REFUSED)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    listener = None if peers.listener is None else socket.socket(fileno=peers.listener)
+    return Peers(World.join(peers.rank, peers.size, peers.port, device, listener))

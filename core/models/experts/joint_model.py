@@ -1,0 +1,101 @@
+"""Loads a model of which this engine has all but the experts, and some of those; `transformers` shares them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from core.config import ModelConfig
+from core.errors import ModelLoadError
+from core.models.base import ModelSpec, Progress
+from core.models.config import CheckpointConfig
+from core.models.experts.exchange import Exchange
+from core.models.experts.shared_experts import ExpertLayers
+from core.models.hf.backend import TransformersModel, prove_module, refuse_by_class
+from core.models.hf.module_tree import load_module, read_configuration
+from core.models.hf.packed_attention import PackedContext
+from core.models.hf.recurrent import StateContext
+from core.models.hf.self_check import CheckResult
+
+NAME = "slipstream"
+"""Of `ExpertLayers.implementation` among what `transformers` can bring experts their tokens by."""
+
+
+class JointModel(TransformersModel):
+    """What serves: its forward passes are those of all engines, and `idle` is this one's part in a pass of others."""
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        spec: ModelSpec,
+        context: PackedContext,
+        states: StateContext | None,
+        layers: ExpertLayers,
+    ) -> None:
+        super().__init__(module, spec, context, states)
+        self.idle = layers.idle
+
+
+class JointProof:
+    """See `Part`: all engines prove themselves at the same time, or none serves."""
+
+    def __init__(self, layers: ExpertLayers) -> None:
+        self._layers = layers
+
+    def judged(self, result: CheckResult) -> CheckResult:
+        """This engine's result, which has passed where that of all others has."""
+        return CheckResult(self._layers.exchange.all_agree(result.passed), result.error, result.tolerance)
+
+    def model(
+        self, module: PreTrainedModel, spec: ModelSpec, context: PackedContext, states: StateContext | None
+    ) -> JointModel:
+        """See `Part`."""
+        return JointModel(module, spec, context, states, self._layers)
+
+
+def load_joint(
+    checkpoint: CheckpointConfig, config: ModelConfig, device: torch.device, progress: Progress, exchange: Exchange
+) -> TransformersModel:
+    """Load this engine's part, and prove it; all engines of `exchange` call it at the same time.
+
+    Raises ModelLoadError, with the model type and what is wrong, in one line.
+    """
+    kind = checkpoint.model_type
+    hf_config = read_configuration(checkpoint)
+    refuse_by_class(hf_config, kind)
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    auto = _experts_alone(found[0] if isinstance(found, tuple | list) else found)
+    layers = ExpertLayers(exchange)
+    try:
+        from transformers.distributed.configuration_utils import DistributedConfig
+        from transformers.distributed.expert_parallel import EPImplementationInterface
+
+        EPImplementationInterface.register(NAME, layers.implementation)
+        shards = DistributedConfig(tp_size=exchange.size, ep_size=exchange.size, ep_implementation=NAME)
+    except (ImportError, TypeError) as error:
+        raise ModelLoadError("expert_parallel is not possible: this release of transformers is too old") from error
+    module = load_module(checkpoint, config, device, progress, auto=auto, distributed_config=shards)
+    if not layers.arrange(module) or not _has_shards(module):
+        raise ModelLoadError(f"expert_parallel is not possible: transformers shares out no experts of {kind!r}")
+    return prove_module(module, checkpoint, config, progress, JointProof(layers))
+
+
+def _experts_alone(model_class: Any) -> Any:
+    """A class like `model_class`, of a module tree of `transformers`, of which only experts are shared out."""
+
+    def init(module: Any, *given: Any, **named: Any) -> None:
+        model_class.__init__(module, *given, **named)
+        # Rules for tensors give way to rules for experts, and may not be none: 5.24 refuses the empty plan.
+        module._tp_plan = dict(module._ep_plan)
+
+    # Its name and module: `transformers` looks conversions of weights up by them.
+    return type(model_class.__name__, (model_class,), {"__init__": init, "__module__": model_class.__module__})
+
+
+def _has_shards(module: PreTrainedModel) -> bool:
+    sharded: Any = (each for each in module.parameters() if isinstance(each, DTensor))
+    return any(each.to_local().shape != each.shape for each in sharded)
