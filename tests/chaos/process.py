@@ -43,6 +43,10 @@ def started(program: str, arguments: Sequence[str], environment: Mapping[str, st
     )
 
 
+def _flag(name: str, value: Any) -> str:
+    return f"--{name}" if value is True else f"--{name}={value}"
+
+
 class ServerProcess:
     """One server with free ports; `settings` are its flags. `close` kills what still runs.
 
@@ -54,7 +58,7 @@ class ServerProcess:
         self, faults: Faults | None = None, program: str = EMULATED, forked: bool | None = None, **settings: Any
     ) -> None:
         defaults = {"model": bundled_model_dir(), "port": 0, "metrics_port": 0, "drain_linger": 0, "log_level": "error"}
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in (defaults | settings).items()]
+        flags = [_flag(name.replace("_", "-"), value) for name, value in (defaults | settings).items()]
         environment = os.environ | (faults or Faults()).as_env() | {"OMP_NUM_THREADS": "1"}
         # A fork is quick. What the loader reads, and what imports read, takes a start.
         forked = program.startswith("tests.") if forked is None else forked

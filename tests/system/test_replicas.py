@@ -41,13 +41,13 @@ def engines(server: ServerProcess) -> list[psutil.Process]:
     return psutil.Process(server.pid).children()
 
 
-async def begun(client: SlipstreamClient, place: int) -> asyncio.Task[int]:
+async def begun(client: SlipstreamClient, place: int, tokens: int = 1800) -> asyncio.Task[int]:
     """A stream that has brought its first token; its result is the number of its tokens."""
     first = asyncio.Event()
 
     async def follow() -> int:
         count = 0
-        async for event in client.generate([5 + place, 6, 7], **LONG):
+        async for event in client.generate([5 + place, 6, 7], **LONG | {"max_tokens": tokens}):
             if isinstance(event, Chunk):
                 count += len(event.token_ids)
                 first.set()
