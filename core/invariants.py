@@ -40,6 +40,8 @@ HOST_CHECKS: tuple[str, ...] = (
     "resolve_length",
     "executor_depth",
     "executor_renewal",
+    "joint_step",
+    "expert_layers",
     "still_pools",
     "pools_start_over",
     "result_order",

@@ -11,6 +11,7 @@ import atexit
 import dataclasses
 import logging
 import multiprocessing
+import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -221,6 +222,8 @@ def run_follower(config: EngineConfig, rank: int, port: int) -> None:
         signal.signal(each, signal.SIG_IGN)
     device = resolve_device(config.executor.device)
     if device.type == "cuda":
+        # By which `transformers` takes a device: without it the first, on every rank.
+        os.environ["LOCAL_RANK"] = str(rank)
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     use_threads(config)

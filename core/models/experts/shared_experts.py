@@ -47,8 +47,8 @@ class ExpertLayers:
         if place == 0:
             self._sizes = self.exchange.sizes(rows)
         else:
-            check("experts_in_order", place == self._next, place=place, expected=self._next)
-            check("experts_rows", rows == self._sizes[self.exchange.rank], rows=rows, sizes=self._sizes)
+            check("expert_layers", place == self._next, place=place, expected=self._next)
+            check("expert_layers", rows == self._sizes[self.exchange.rank], rows=rows, sizes=self._sizes)
         self._next = place + 1
         return self._sizes
 
