@@ -62,7 +62,10 @@ class JointEngine:
     def end(self) -> Any:
         """What `work` has returned. Raises what it has raised, if that is one of our errors."""
         assert self._told.poll(SECONDS), f"{self.process.name} says nothing"
-        found = self._told.recv()
+        try:
+            found = self._told.recv()
+        except EOFError:
+            raise AssertionError(f"{self.process.name} has ended") from None
         if isinstance(found, SlipstreamError):
             raise found
         return found
@@ -90,6 +93,7 @@ def joint_engines(*configs: EngineConfig) -> Iterator[list[JointEngine]]:
                 given = (config, peers, None if rank else listener, theirs)
                 process = spawning.Process(target=_run, args=given, name=f"engine {rank}", daemon=True)
                 process.start()
+                theirs.close()
                 engines.append(JointEngine(process, ours))
         for each in engines:
             each.end()

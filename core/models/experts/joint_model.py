@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from core.config import ModelConfig
@@ -21,6 +20,8 @@ from core.models.hf.packed_attention import PackedContext
 from core.models.hf.recurrent import StateContext
 from core.models.hf.self_check import CheckResult
 
+EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
+"""By what names configurations tell how many there are."""
 NAME = "slipstream"
 """Of `ExpertLayers.implementation` among what `transformers` can bring experts their tokens by."""
 
@@ -64,9 +65,9 @@ def load_joint(
 
     Raises ModelLoadError, with the model type and what is wrong, in one line.
     """
-    kind = checkpoint.model_type
     hf_config = read_configuration(checkpoint)
-    refuse_by_class(hf_config, kind)
+    refuse_by_class(hf_config, checkpoint.model_type)
+    refuse_by_experts(hf_config, exchange.size)
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     auto = _experts_alone(found[0] if isinstance(found, tuple | list) else found)
     layers = ExpertLayers(exchange)
@@ -79,9 +80,23 @@ def load_joint(
     except (ImportError, TypeError) as error:
         raise ModelLoadError("expert_parallel is not possible: this release of transformers is too old") from error
     module = load_module(checkpoint, config, device, progress, auto=auto, distributed_config=shards)
-    if not layers.arrange(module) or not _has_shards(module):
-        raise ModelLoadError(f"expert_parallel is not possible: transformers shares out no experts of {kind!r}")
+    layers.arrange(module)
     return prove_module(module, checkpoint, config, progress, JointProof(layers))
+
+
+def refuse_by_experts(hf_config: PreTrainedConfig, size: int) -> None:
+    """Raises ModelLoadError where a model has no experts, or has some that `size` engines cannot share evenly."""
+    text: Any = hf_config.get_text_config()
+    if not getattr(text, "base_model_ep_plan", None):
+        kind = hf_config.model_type
+        raise ModelLoadError(f"expert_parallel is not possible: transformers shares out no experts of {kind!r}")
+    for name in EXPERTS:
+        # As its config.json calls them: others are names for the same.
+        experts = vars(text).get(name)
+        if isinstance(experts, int) and experts % size:
+            raise ModelLoadError(
+                f"expert_parallel is not possible with {size} engines: {name} is {experts}, no multiple of it"
+            )
 
 
 def _experts_alone(model_class: Any) -> Any:
@@ -94,8 +109,3 @@ def _experts_alone(model_class: Any) -> Any:
 
     # Its name and module: `transformers` looks conversions of weights up by them.
     return type(model_class.__name__, (model_class,), {"__init__": init, "__module__": model_class.__module__})
-
-
-def _has_shards(module: PreTrainedModel) -> bool:
-    sharded: Any = (each for each in module.parameters() if isinstance(each, DTensor))
-    return any(each.to_local().shape != each.shape for each in sharded)

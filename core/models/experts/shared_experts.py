@@ -34,13 +34,12 @@ class ExpertLayers:
         self._layers.append(made)
         return made
 
-    def arrange(self, model: torch.nn.Module) -> int:
-        """Put the layers in the order that they have in `model`; returns how many there are."""
+    def arrange(self, model: torch.nn.Module) -> None:
+        """Put the layers in the order that they have in `model`."""
         places = {id(module): place for place, module in enumerate(model.modules())}
         self._layers.sort(key=lambda each: places[id(each.module)])
         for place, each in enumerate(self._layers):
             each.place = place
-        return len(self._layers)
 
     def sizes(self, place: int, rows: int) -> list[int]:
         """How many rows each engine brings to the layer at `place`, as told in the first layer of the pass."""

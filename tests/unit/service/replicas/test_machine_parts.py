@@ -9,6 +9,7 @@ import pytest
 
 from core.errors import ConfigError
 from core.memory import sizing
+from core.model_config import Peers
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
 from service.replicas import builder, cores, devices
@@ -109,6 +110,14 @@ def test_an_order_is_read_as_it_was_written() -> None:
     assert engine.executor.cpu_threads == 5
     asked = Order(values_of(ServerConfig.of(cpu_threads=2)), 0, 1, (), 5).engine_config()
     assert asked.executor.cpu_threads == 2
+
+
+def test_an_order_says_where_engines_that_share_experts_meet() -> None:
+    shared = Order(values_of(ServerConfig.of(data_parallel=3, expert_parallel=True)), 1, 3, port=4000, listener=7)
+    assert Order.read(shared.write().decode()).engine_config().model.peers == Peers(1, 3, 4000, 7)
+    assert Order(values_of(ServerConfig.of(data_parallel=3)), 1, 3).engine_config().model.peers is None
+    with pytest.raises(ConfigError, match="expert_parallel needs data_parallel"):
+        ServerConfig.of(expert_parallel=True)
 
 
 def test_engines_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
