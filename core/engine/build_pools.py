@@ -150,7 +150,7 @@ def _host_memory(
     if role != "both" and (beside or (tenant is None and drafts)):
         return build_passage(role, config.memory, each, along, companions, leaves=not drafts)
     if config.memory.host_cache_bytes and along and CROSS not in companions and not drafts:
-        return build_returns(config.memory, each, along, beside)
+        return build_returns(config.memory, each, along, tenant)
     return build_host_memory(config.memory, each, beside, tenant, rejoins=not drafts)
 
 

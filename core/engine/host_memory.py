@@ -55,7 +55,7 @@ def build_host_memory(
     if not (block and bytes_per_token):
         return None
     tier = HostTier(memory.host_cache_bytes, bytes_per_token, block)
-    chunk = -(-memory.host_cache_chunk // memory.page_size) * memory.page_size
+    chunk = _chunk(memory)
     if tenant is not None and tier.blocks_for(chunk) > tier.num_blocks:
         logger.warning(
             "no prefix is kept in host memory: %d tokens (host_cache_chunk) take more than the %d bytes of "
@@ -88,17 +88,21 @@ def build_passage(
 
 
 def build_returns(
-    memory: MemoryConfig, bytes_per_token: int, along: Mapping[str, int], beside: Sequence[str]
+    memory: MemoryConfig, bytes_per_token: int, along: Mapping[str, int], tenant: TenantOf | None
 ) -> HostMemory:
-    """Room for what retracted requests have computed, whose rows hold `beside`. `along`: as of `build_passage`.
+    """Room for prefixes and retracted requests whose rows hold more than keys. `along`: as of `build_passage`.
 
-    Raises ConfigError where the machine has no such room.
+    `tenant`: tells the tenant of a namespace; None where no prefixes are kept. Raises ConfigError where the machine has
+    no such room.
     """
-    logger.warning(
-        "host_cache_bytes keeps no prefixes, only what retracted requests have computed: rows also hold %s",
-        ", ".join(beside),
-    )
-    return HostMemory(_tier(memory, bytes_per_token, along), None, rejoins=False, leaves=True)
+    tier = _tier(memory, bytes_per_token, along)
+    prefixes = None if tenant is None else HostPrefixes(tier, _chunk(memory), tenant)
+    return HostMemory(tier, prefixes, rejoins=False, leaves=True)
+
+
+def _chunk(memory: MemoryConfig) -> int:
+    """Tokens of a chunk: whole pages."""
+    return -(-memory.host_cache_chunk // memory.page_size) * memory.page_size
 
 
 def _tier(memory: MemoryConfig, bytes_per_token: int, along: Mapping[str, int]) -> HostTier:

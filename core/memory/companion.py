@@ -157,6 +157,16 @@ class Portable(Protocol):
         ...
 
 
+def resumed_by(pools: Sequence[Portable], pages: Ints) -> Ints:
+    """The longest prefix of `pages`, int64[k], behind which all `pools` can go on."""
+    count = -1
+    # A prefix cut for one pool may end where another cannot go on: repeat until all agree.
+    while len(pages) and count != len(pages):
+        count = len(pages)
+        pages = pages[: min(pool.resumable(pages) for pool in pools)]
+    return pages
+
+
 @runtime_checkable
 class Growing(Protocol):
     """A companion that charges a row again for each new KV page. Other companions charge a row once, at admission."""

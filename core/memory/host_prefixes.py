@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.invariants import check
+from core.memory.host_endings import HostEnding, HostEndings, tail_of
 from core.memory.host_moves import HostCopy
 from core.memory.host_tier import HostTier
+from core.memory.usable_prefix import Usable
 from core.prefix.base import Ids
 from core.prefix.node import PrefixNode
 from core.prefix.radix import RadixCache
@@ -39,6 +41,8 @@ class HeldPrefix:
     tokens: int
     copies: tuple[HostCopy, ...]
     node: PrefixNode
+    ending: HostEnding | None = None
+    """Behind the copies, where rows hold more than keys; its tokens are among `tokens`."""
 
 
 class HostPrefixes:
@@ -56,6 +60,8 @@ class HostPrefixes:
         self._copies: dict[int, HostCopy] = {}
         """By page of the index, which is the first block of the copy."""
         self._blocks_each = tier.blocks_for(chunk)
+        self._of = of
+        self._endings = HostEndings(tier, chunk)
         self.evicted = 0
         """Tokens that gave way to others so far."""
         tier.spare = self._spare
@@ -75,13 +81,32 @@ class HostPrefixes:
         copies = tuple(self._copies[page] for page in match.pages.tolist())
         return HeldPrefix(len(copies) * self.chunk, copies, match.node)
 
+    def find_ending(self, ids: Ids, usable: Usable, salt: str) -> HeldPrefix | None:
+        """As `find`, up to the last ending in `ids` but for its last token, where `usable` allows it; None without any.
+
+        Of a model whose rows hold more than keys.
+        """
+        match = self._index.match(ids, len(ids) - 1, salt)
+        pages = match.pages.tolist()
+        ending = self._endings.find(ids[:-1], pages, salt, usable)
+        if ending is None:
+            return None
+        self._endings.used(ending)
+        end = self._endings.end_of(ending, pages)
+        copies = tuple(self._copies[page] for page in pages[: (end - ending.copy.tokens) // self.chunk])
+        return HeldPrefix(end, copies, match.node, ending)
+
     def lock(self, held: HeldPrefix) -> None:
         """Keep these copies until as many calls of `unlock`: a row waits for them."""
         self._index.lock(held.node)
+        if held.ending is not None:
+            held.ending.users += 1
 
     def unlock(self, held: HeldPrefix) -> None:
         """Undo one `lock`."""
         self._index.unlock(held.node)
+        if held.ending is not None:
+            held.ending.users -= 1
 
     def extend(self, ids: Ids, salt: str) -> tuple[int, tuple[HostCopy, ...]]:
         """Make room for the whole chunks of `ids`, int64[n], that are not held yet, as far as there is any.
@@ -103,21 +128,63 @@ class HostPrefixes:
             self._index.insert(ids[: len(copies) * self.chunk], pages, salt, held.tokens)
         return held.tokens, tuple(taken)
 
+    def end(self, ids: Ids, salt: str, beside: tuple[int, ...]) -> tuple[int, HostCopy] | None:
+        """Make room for an ending behind `ids`, int64[n], n at least 1, with so many slots of each pool.
+
+        Returns (tokens before the copy, the copy), which is found from now on, as `extend` does. None where it is held
+        already, where chunks before it are not, or where there is no room.
+        """
+        begin = (len(ids) - 1) // self.chunk * self.chunk
+        held, tail = self.find(ids, begin, salt), tail_of(ids, begin)
+        if held.tokens < begin:
+            return None
+        place = (salt, _page(held.copies[-1]) if held.copies else 0)
+        if (known := self._endings.at(place, tail)) is not None:
+            self._endings.used(known)
+            return None
+        node = held.node if held.copies else None
+        if node is not None:
+            self._index.lock(node)
+        copy = self._tier.take(len(ids) - begin, beside)
+        if copy is None:
+            if node is not None:
+                self._index.unlock(node)
+            return None
+        self._endings.add(HostEnding(copy, place, tail, node))
+        return begin, copy
+
     def flush(self, tenant: str | None = None) -> int:
         """Give up every copy that is not locked, of `tenant` only if given; returns their tokens."""
-        return self._drop(self._index.clear(tenant))
+        dropped = 0
+        for ending in self._endings:
+            if not ending.users and (tenant is None or self._of(ending.place[0]) == tenant):
+                dropped += ending.copy.tokens
+                self._drop_ending(ending)
+        return dropped + self._drop(self._index.clear(tenant))
 
     def check_integrity(self) -> None:
         """Recompute what the index holds; raises InvariantViolation naming what is off."""
         self._index.check_integrity()
         held, cached = len(self._copies), self._index.cached_pages
         check("page_conservation", held == cached, held=held, cached=cached)
+        check("page_conservation", self._endings.kept == len(self._endings), endings=self._endings.kept)
 
     def _spare(self, blocks: int) -> None:
-        count = -(-blocks // self._blocks_each)
-        # Too few would be given up for nothing.
-        if count <= self._index.evictable_pages:
-            self.evicted += self._drop(self._index.evict(count))
+        # Chunks from which no ending is reached, then the endings that were not used for longest, with their chunks.
+        for ending in (None, *self._endings):
+            if ending is not None and not ending.users:
+                self.evicted += ending.copy.tokens
+                blocks -= self._drop_ending(ending)
+            count = -(-blocks // self._blocks_each)
+            # Too few would be given up for nothing.
+            if count <= self._index.evictable_pages:
+                self.evicted += self._drop(self._index.evict(count))
+                return
+
+    def _drop_ending(self, ending: HostEnding) -> int:
+        if ending.node is not None:
+            self._index.unlock(ending.node)
+        return self._endings.drop(ending)
 
     def _drop(self, pages: Ids) -> int:
         for page in pages.tolist():

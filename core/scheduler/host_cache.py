@@ -9,7 +9,7 @@ from core.disagg.interface import Giver
 from core.executor.interface import HostCopies
 from core.memory.host_prefixes import HostMemory
 from core.memory.request_memory import RequestMemory
-from core.scheduler.handing_over import HandingOver
+from core.scheduler.handing_over import HandingOver, portable
 from core.scheduler.outgoing import Outgoing
 from core.scheduler.prefix_copies import PrefixCopies
 from core.scheduler.rejoining import Rejoining
@@ -49,8 +49,10 @@ class HostCache:
         self.outgoing = Outgoing(host.tier, memory, copies)
         self.rejoining = Rejoining(host.tier, self.outgoing) if host.rejoins else None
         """None where retracted requests are computed again."""
-        self.prefixes = None if host.prefixes is None else PrefixCopies(host.prefixes, memory, self.outgoing)
+        self.prefixes = None
         """None where no prefixes are kept."""
+        if host.prefixes is not None:
+            self.prefixes = PrefixCopies(host.prefixes, memory, self.outgoing, portable(memory, host.tier))
 
         self.handing = None
         """None where no other engine decodes what is computed here."""

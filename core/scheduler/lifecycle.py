@@ -72,13 +72,18 @@ class Lifecycle:
         """
         ids = req.images.keyed(req.known_ids())
         taking = self.taking if self.taking is not None and req in self.taking else None
+        copies = self.copies if taking is None and (self.rejoining is None or req not in self.rejoining) else None
+        if taking is not None:
+            at_most = taking.at_most(at_most)
+        elif copies is not None:
+            at_most = copies.at_most(ids, req.salt, req.usable, at_most)
         seat = self.memory.admit(
             ids,
             req.salt,
             reserve_pages,
             encoder_tokens=req.encoder_len,
             adapter_slot=req.adapter_slot,
-            at_most=at_most if taking is None else taking.at_most(at_most),
+            at_most=at_most,
             usable=req.usable,
         )
         if seat is None:
@@ -87,8 +92,8 @@ class Lifecycle:
         if taking is not None:
             told, found = taking.cached_tokens(req), taking.fetch(req, seat)
             cached, seat = cached if found is seat else told, found
-        elif self.copies is not None and not (self.rejoining is not None and req in self.rejoining):
-            seat = self.copies.fetch(seat, ids, req.salt, req.usable)
+        elif copies is not None:
+            seat = copies.fetch(seat, ids, req.salt, req.usable)
             cached = seat.cached_tokens
         self.waiting.took(req)
         self.running.add(req, seat)
@@ -228,7 +233,7 @@ class Lifecycle:
         if keep and sampled:
             self.memory.vouch(row, len(written))
             if self.copies is not None:
-                self.copies.keep(row, written, req.salt)
+                self.copies.keep(row, written, req.salt, req.prompt_len)
         self.memory.release(row, generation, written if keep else written[:0])
 
     def take_ended(self) -> tuple[Ending, ...]:

@@ -1,35 +1,42 @@
 """Prefixes that the device has given up come back from host memory, and are not computed again.
 
 What a request has computed is copied out when it gives back its row. A newcomer that finds more of its prompt there
-than in the prefix cache gets those tokens back with its first chunk, which begins behind them.
+than in the prefix cache gets those tokens back with its first chunk, which begins behind them. Rows that hold more than
+keys leave that too, for places where they have it: the last such place, and the last one in their prompt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from core.memory.companion import Portable, resumed_by
 from core.memory.host_moves import CopyBack
 from core.memory.host_prefixes import HeldPrefix, HostPrefixes
 from core.memory.request_memory import RequestMemory
 from core.memory.seat import Seat
-from core.memory.usable_prefix import Usable
+from core.memory.usable_prefix import Usable, usable_prefix
 from core.scheduler.outgoing import Outgoing
 from core.types.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """What a row waits for: `held` is locked until a batch carries `back`."""
+    """What a row waits for: `held` is locked until a batch carries `backs`."""
 
-    back: CopyBack
+    backs: tuple[CopyBack, ...]
     held: HeldPrefix
 
 
 class PrefixCopies:
     """Which rows wait for a prefix, and what is copied when a row goes."""
 
-    def __init__(self, prefixes: HostPrefixes, memory: RequestMemory, outgoing: Outgoing) -> None:
+    def __init__(
+        self, prefixes: HostPrefixes, memory: RequestMemory, outgoing: Outgoing, others: Sequence[Portable] = ()
+    ) -> None:
+        """`others`: pools that rows hold something of beside their keys, in the arena's order."""
         self._prefixes = prefixes
+        self._others = others
         self._memory = memory
         self._outgoing = outgoing
         self._waiting: dict[int, _Waiting] = {}
@@ -46,23 +53,61 @@ class PrefixCopies:
         """How many of the first `limit` tokens of `ids`, int64[n], have copies. Changes nothing."""
         return self._prefixes.peek(ids, limit, salt)
 
-    def keep(self, row: int, ids: Ints, salt: str) -> None:
+    def keep(self, row: int, ids: Ints, salt: str, prompt_len: int) -> None:
         """`row`, whose pages hold `ids`, int64[n], is about to give them back: copy the chunks that are not held.
 
-        Only what finite logits vouch for: what comes back is trusted as it was.
+        Only what finite logits vouch for: what comes back is trusted as it was. The first `prompt_len` tokens are those
+        of its prompt.
         """
-        pages = self._memory.pages_of(row, len(ids) // self._memory.page_size * self._memory.page_size)
-        sound = self._memory.sound.leading(pages) * self._memory.page_size
-        start, copies = self._prefixes.extend(ids[:sound], salt)
+        size = self._memory.page_size
+        pages = self._memory.pages_of(row, len(ids) // size * size)
+        pages = pages[: self._memory.sound.leading(pages)]
+        if not self._others:
+            self._copy_chunks(row, ids[: len(pages) * size], salt)
+            return
+        ends = {len(found): beside for found, beside in map(self._resumed, (pages, pages[: prompt_len // size]))}
+        for count in sorted(ends.keys() - {0}):
+            self._copy_chunks(row, ids[: count * size], salt)
+            beside = ends[count]
+            if made := self._prefixes.end(ids[: count * size], salt, tuple(map(len, beside))):
+                start, copy = made
+                self._outgoing.begin((copy,), row, start, beside=beside)
+                self.kept += copy.tokens
+
+    def _copy_chunks(self, row: int, ids: Ints, salt: str) -> None:
+        start, copies = self._prefixes.extend(ids, salt)
         if copies:
             self._outgoing.begin(copies, row, start)
             self.kept += len(copies) * self._prefixes.chunk
+
+    def _resumed(self, pages: Ints) -> tuple[Ints, tuple[Ints, ...]]:
+        """As many of `pages`, int64[k], as all other pools can go on behind, and which of their slots go along."""
+        pages = resumed_by(self._others, pages)
+        beside = [pool.leaves(pages) for pool in self._others] if len(pages) else []
+        found = tuple(slots for slots in beside if slots is not None)
+        return (pages, found) if len(found) == len(self._others) else (pages[:0], ())
+
+    def at_most(self, ids: Ints, salt: str, usable: Usable, limit: int | None) -> int | None:
+        """How many tokens of a newcomer with `ids`, int64[n], may come from the prefix cache; None: any.
+
+        0 where host memory has more of them: a row that gets more than keys begins with no cached page. A `limit` that
+        was given stands, since room was made by it.
+        """
+        if not self._others or limit is not None:
+            return limit
+        held = self._prefixes.find_ending(ids, usable, salt)
+        if held is None:
+            return None
+        match, _ = usable_prefix(self._memory.cache, self._memory.companions, ids, len(ids) - 1, salt, usable)
+        return 0 if len(match.pages) * self._memory.page_size < held.tokens else None
 
     def fetch(self, seat: Seat, ids: Ints, salt: str, usable: Usable) -> Seat:
         """`seat` with as many of its first tokens as host memory has, if these are more; the next batch brings them.
 
         `ids`, int64[n], of which one at least is left to compute. `usable`: see `usable_prefix`.
         """
+        if self._others:
+            return self._fetch_ending(seat, ids, salt, usable)
         held = self._prefixes.find(ids, usable(len(ids) - 1), salt)
         # Whole pages, as from the device's cache: where it began to compute is where the cache may be cut (`doubt`).
         size = self._memory.page_size
@@ -72,10 +117,26 @@ class PrefixCopies:
         first, last = skip // self._prefixes.chunk, -(-end // self._prefixes.chunk)
         slots = self._outgoing.slots(seat.row, skip, end)
         back = CopyBack(held.copies[first:last], skip - first * self._prefixes.chunk, slots)
+        return self._seated(seat, end, (back,), held)
+
+    def _fetch_ending(self, seat: Seat, ids: Ints, salt: str, usable: Usable) -> Seat:
+        held = None if seat.cached_tokens else self._prefixes.find_ending(ids, usable, salt)
+        if held is None or held.ending is None:
+            return seat
+        begin = held.tokens - held.ending.copy.tokens
+        slots = self._outgoing.slots(seat.row, 0, held.tokens)
+        pages = self._memory.pages_of(seat.row, held.tokens)
+        beside = tuple(pool.resumes(seat.row, pages) for pool in self._others)
+        chunks = (CopyBack(held.copies, 0, slots[:begin]),) if begin else ()
+        last = CopyBack((held.ending.copy,), 0, slots[begin:], beside=beside)
+        return self._seated(seat, held.tokens, (*chunks, last), held)
+
+    def _seated(self, seat: Seat, end: int, backs: tuple[CopyBack, ...], held: HeldPrefix) -> Seat:
         self._prefixes.lock(held)
-        self._waiting[seat.row] = _Waiting(back, held)
-        self._memory.sound.trust(self._memory.pages_of(seat.row, end)[skip // size :])
-        self.fetched += end - skip
+        self._waiting[seat.row] = _Waiting(backs, held)
+        pages = self._memory.pages_of(seat.row, end)
+        self._memory.sound.trust(pages[seat.cached_tokens // self._memory.page_size :])
+        self.fetched += end - seat.cached_tokens
         return replace(seat, cached_tokens=end)
 
     def gone(self, row: int) -> bool:
@@ -90,7 +151,7 @@ class PrefixCopies:
         waiting, self._waiting = self._waiting, {}
         for each in waiting.values():
             self._prefixes.unlock(each.held)
-        return tuple(each.back for each in waiting.values())
+        return tuple(back for each in waiting.values() for back in each.backs)
 
     def flush(self, tenant: str | None = None) -> int:
         """Give up every copy that no row waits for, of `tenant` only if given; returns their tokens."""

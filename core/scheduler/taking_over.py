@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from core.memory.companion import resumed_by
 from core.memory.host_moves import CopyBack, HostCopy
 from core.memory.host_tier import HostTier
 from core.memory.request_memory import RequestMemory
@@ -99,10 +100,7 @@ class TakingOver:
         if not (self._leaves and tokens):
             return False
         size, row = self._memory.page_size, req.row
-        pages, count = self._memory.pages_of(row, tokens // size * size), -1
-        while len(pages) and count != len(pages):
-            count = len(pages)
-            pages = pages[: min(pool.resumable(pages) for pool in self._others)]
+        pages = resumed_by(self._others, self._memory.pages_of(row, tokens // size * size))
         beside = [slots for pool in self._others if len(pages) and (slots := pool.leaves(pages)) is not None]
         end = len(pages) * size
         whole = end and len(beside) == len(self._others) and req.usable(end) == end

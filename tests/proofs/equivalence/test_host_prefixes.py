@@ -28,6 +28,7 @@ CHUNK, PREFIX = 8, 30
 TIGHT = 26
 """Pages: two prompts and their outputs, so that each prompt drives out the one before the last."""
 FEW = 6
+STATES = ("falcon_h1", "mamba2", "lfm2", "granitemoehybrid")
 OPTIONS = [options for options in SAMPLING_MATRIX.values() if "n" not in options][:6]
 
 
@@ -82,6 +83,57 @@ async def test_tokens_are_those_of_an_engine_with_room(
     assert stats.host_fetched_tokens % PAGE == 0 and stats.host_evicted_tokens == 0
     assert stats.cached_tokens >= stats.host_fetched_tokens, "a client is told that they were cached"
     assert stats.leased_pages == 0
+
+
+@pytest.mark.parametrize("together", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["overlap", "inline"])
+@pytest.mark.parametrize(
+    "kind", ["gemma3_text", "qwen3_next", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in STATES)]
+)
+async def test_windows_and_states_come_back_where_there_are_any(
+    checkpoint_of: Callable[[str], Path], kind: str, overlap: bool, together: int
+) -> None:
+    directory, asked = checkpoint_of(kind), rounds()
+    kept: dict[str, Any] = {"overlap": overlap, "cache": "radix"}
+    expected, _ = await in_turn(config(directory, ROOMY, room=0, **kept), asked, together)
+    found, stats = await in_turn(small(config(directory, TIGHT, room=ROOM, **kept)), asked, together)
+    same(found, expected)
+    assert stats.host_fetched_tokens >= 6 * CHUNK and stats.host_evicted_tokens == 0, stats
+    assert stats.leased_pages == 0 and (together > 1 or stats.cached_tokens >= stats.host_fetched_tokens)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_next"])
+async def test_a_row_of_windows_or_states_goes_on_where_its_answer_ended(
+    checkpoint_of: Callable[[str], Path], kind: str
+) -> None:
+    """The next turn of a conversation has all that was said before it."""
+    directory, (first, *others) = checkpoint_of(kind), rounds(few=21)
+    made = small(config(directory, TIGHT, room=ROOM, overlap=True, cache="radix"))
+    made = dataclasses.replace(made, memory=dataclasses.replace(made.memory, state_track_interval=PAGE))
+    async with started(build_engine(made)) as engine:
+        said = [token for token, _ in await answer(engine, first)]
+        for each in others[:5]:
+            await answer(engine, each)
+        before = engine.stats
+        again = dataclasses.replace(first, token_ids=(*(first.token_ids or ()), *said, 7, 8))
+        await answer(engine, again)
+        after = engine.stats
+    assert after.host_fetched_tokens - before.host_fetched_tokens > len(first.token_ids or ()), "an answer too"
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_next"])
+async def test_a_small_host_memory_gives_what_it_has_of_windows_and_states(
+    checkpoint_of: Callable[[str], Path], kind: str
+) -> None:
+    directory, asked = checkpoint_of(kind), rounds()
+    made = config(directory, TIGHT, room=ROOM, overlap=True, cache="radix")
+    expected, _ = await in_turn(config(directory, ROOMY, room=0, overlap=True, cache="radix"), asked)
+    async with started(build_engine(small(made))) as engine:
+        await answer(engine, asked[0])
+        each = engine.stats.host_cache_bytes
+    found, stats = await in_turn(small(made, 3 * each), asked)
+    same(found, expected)
+    assert stats.host_evicted_tokens > 0 and stats.host_cache_bytes <= 3 * each
 
 
 @pytest.mark.parametrize("codes", ["int8", pytest.param("fp8_e4m3", marks=pytest.mark.nightly)])

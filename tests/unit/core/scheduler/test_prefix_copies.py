@@ -40,7 +40,7 @@ class World:
         assert not self.copies.gone(seat.row)
         if sound:
             self.memory.vouch(seat.row, len(written))
-        self.copies.keep(seat.row, written, salt)
+        self.copies.keep(seat.row, written, salt, len(written))
         self.memory.release(seat.row, seat.generation, written)
 
     def serve(self, prompt: Ints) -> None:
