@@ -58,12 +58,16 @@ class MemoryConfig:
         0,
         "Memory",
         "Bytes of host memory for keys and values: of prefixes that the device gives up, and of retracted requests,"
-        " which then go on without a prefill (not with speculation). Of models with recurrent states or window pools"
-        " the latter alone; unused for encoders.",
+        " which then go on without a prefill (not with speculation). With speculation it is unused for models with"
+        " recurrent states or window pools; for encoders it always is.",
         low=0,
     )
     host_cache_chunk: int = setting(
-        256, "Memory", "Tokens of the pieces in which prefixes are kept there; a shorter rest is not kept.", low=1
+        256,
+        "Memory",
+        "Tokens of the pieces in which prefixes are kept there; a shorter rest is kept of models with states or"
+        " window pools alone.",
+        low=1,
     )
     """Rounded up to pages."""
     sliding_window_pool: bool = setting(

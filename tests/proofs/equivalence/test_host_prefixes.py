@@ -122,6 +122,15 @@ async def test_a_row_of_windows_or_states_goes_on_where_its_answer_ended(
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_next"])
+async def test_what_the_device_has_is_not_fetched(checkpoint_of: Callable[[str], Path], kind: str) -> None:
+    (first, *_) = rounds()
+    _, stats = await in_turn(
+        small(config(checkpoint_of(kind), ROOMY, room=ROOM, overlap=True, cache="radix")), [first] * 3
+    )
+    assert stats.host_fetched_tokens == 0 and stats.cached_tokens > 0 and stats.host_kept_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_next"])
 async def test_a_small_host_memory_gives_what_it_has_of_windows_and_states(
     checkpoint_of: Callable[[str], Path], kind: str
 ) -> None:
