@@ -93,7 +93,7 @@ class HostArena:
                 self._each_part(out.copies, tensor, (first, last), self._bounce_out, to_host=True)
             for at, read in others:
                 self._each_run(out.copies[0], at, read, to_host=True)
-                if not self._streams.at_once:
+                if read.is_cuda:
                     read.record_stream(self._stream)
             landed.record(self._stream)
         return landed

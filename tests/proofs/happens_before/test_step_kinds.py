@@ -181,3 +181,18 @@ def test_window_pages_change_hands_in_order(tmp_path: Path, seed: int) -> None:
     assert_clean(outcome)
     assert outcome.tokens == plain.tokens
     assert {pool.name: pool.capacity for pool in outcome.stats.pools}["swa_page"] == 10
+
+
+@pytest.mark.parametrize("kind", ["cohere2", "mamba2"])
+def test_windows_and_states_come_back_in_order(tmp_path: Path, kind: str, seed: int) -> None:
+    """Pages, windows, snapshots and blocks of host memory all change hands while prefixes go and come."""
+    print(f"seed {seed}")
+    fields = {"sliding_window": 8} if kind == "cohere2" else {}
+    checkpoint = make_checkpoint(kind, tmp_path / kind, seed=0, **fields)
+    model = load_model(ModelConfig(str(checkpoint), native="off"), torch.device("cpu"), None)
+    over = over_host_memory([0, 0, 2, 2, 0, 1, 2, 1, 2, 0], gap=2, tokens=2, rows=2)
+    scenario = dataclasses.replace(over, pages=8, host_bytes=9 << 18, window_tokens=10 * 4 if fields else None)
+    outcome = play_lazily(scenario, seed, model)
+    assert_clean(outcome)
+    assert outcome.tokens == play_plainly(scenario, model).tokens
+    assert outcome.stats.host_fetched_tokens and outcome.stats.host_evicted_tokens
