@@ -183,7 +183,7 @@ def test_window_pages_change_hands_in_order(tmp_path: Path, seed: int) -> None:
     assert {pool.name: pool.capacity for pool in outcome.stats.pools}["swa_page"] == 10
 
 
-@pytest.mark.parametrize("kind", ["cohere2", "mamba2"])
+@pytest.mark.parametrize("kind", ["cohere2", pytest.param("mamba2", marks=pytest.mark.nightly)])
 def test_windows_and_states_come_back_in_order(tmp_path: Path, kind: str, seed: int) -> None:
     """Pages, windows, snapshots and blocks of host memory all change hands while prefixes go and come."""
     print(f"seed {seed}")
@@ -191,8 +191,12 @@ def test_windows_and_states_come_back_in_order(tmp_path: Path, kind: str, seed: 
     checkpoint = make_checkpoint(kind, tmp_path / kind, seed=0, **fields)
     model = load_model(ModelConfig(str(checkpoint), native="off"), torch.device("cpu"), None)
     over = over_host_memory([0, 0, 2, 2, 0, 1, 2, 1, 2, 0], gap=2, tokens=2, rows=2)
-    scenario = dataclasses.replace(over, pages=8, host_bytes=9 << 18, window_tokens=10 * 4 if fields else None)
-    outcome = play_lazily(scenario, seed, model)
-    assert_clean(outcome)
-    assert outcome.tokens == play_plainly(scenario, model).tokens
-    assert outcome.stats.host_fetched_tokens and outcome.stats.host_evicted_tokens
+    scenario = dataclasses.replace(over, pages=8, host_bytes=(9 if fields else 6) << 18)
+    scenario = dataclasses.replace(scenario, window_tokens=10 * 4 if fields else None)
+    plain, fetched, evicted = play_plainly(scenario, model), 0, 0
+    for number in (0, 1, seed):
+        outcome = play_lazily(scenario, number, model)
+        assert_clean(outcome)
+        assert outcome.tokens == plain.tokens
+        fetched, evicted = fetched + outcome.stats.host_fetched_tokens, evicted + outcome.stats.host_evicted_tokens
+    assert fetched and evicted
