@@ -6,7 +6,7 @@ import torch
 
 from core.config import MemoryConfig
 from core.errors import ConfigError
-from core.machine import free_memory
+from core.machine import available_memory, free_memory
 
 # On a CPU all pools together take this share of the free memory, and at most CPU_LIMIT bytes.
 CPU_SHARE = 0.25
@@ -30,10 +30,24 @@ def num_pages(
         tokens = config.max_running_requests * context_length
         if bytes_per_token:
             tokens = min(max(0, free_bytes(device, config.machine_share) - reserved_bytes) // bytes_per_token, tokens)
+    check_configured(config, tokens * bytes_per_token + reserved_bytes, device)
     pages = tokens // config.page_size
     if pages < 1:
         raise ConfigError(f"max_total_tokens: the memory at hand holds {tokens} tokens, less than one page")
     return pages
+
+
+def check_configured(config: MemoryConfig, nbytes: int, device: torch.device) -> None:
+    """Raises ConfigError where the machine has no room for pools of `nbytes` bytes, whose size was configured.
+
+    On a CPU, which would be out of memory only once tokens fill them. A GPU says so when they are allocated.
+    """
+    if config.max_total_tokens is None or device.type != "cpu" or nbytes <= (free := available_memory()):
+        return
+    raise ConfigError(
+        f"max_total_tokens: {config.max_total_tokens} tokens take {nbytes} bytes, {free} of the machine's memory are "
+        "available"
+    )
 
 
 def free_bytes(device: torch.device, machine_share: float = 1.0) -> int:

@@ -11,7 +11,7 @@ from core.config import MemoryConfig
 from core.errors import ConfigError
 from core.memory.kv_format import PLAIN, KVFormat
 from core.memory.kv_pool import KVLayerSpec, KVPool
-from core.memory.sizing import free_bytes, num_pages
+from core.memory.sizing import check_configured, free_bytes, num_pages
 from core.memory.window.window_bounds import WindowBounds
 
 
@@ -69,13 +69,15 @@ def divide_pages(
     page = bounds.page_size
     enough = _enough(config, bounds)
     most = config.max_running_requests * context_length // page
-    if config.max_total_tokens is not None:
-        kv = config.max_total_tokens // page
-        return _checked(kv, min(kv, enough), bounds)
     kv_bytes, window_bytes = (
         page * KVPool.bytes_per_token_for(each, dtype, format) for each in (layers.full, layers.windowed)
     )
     kv_bytes += page * bytes_beside
+    if config.max_total_tokens is not None:
+        kv = config.max_total_tokens // page
+        counts = _checked(kv, min(kv, enough), bounds)
+        check_configured(config, counts.kv * kv_bytes + counts.window * window_bytes + reserved_bytes, device)
+        return counts
     budget = max(0, free_bytes(device, config.machine_share) - reserved_bytes)
     if config.max_window_tokens is not None:
         left = max(0, budget - enough * window_bytes)

@@ -73,3 +73,21 @@ def test_a_cpu_lends_a_quarter_of_its_memory_and_a_device_most_of_it(monkeypatch
         assert free_bytes(CPU) == lent
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
     assert free_bytes(torch.device("cuda")) == 850
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_more_than_the_machine_has_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, windows: bool) -> None:
+    """A CPU would be out of memory only once tokens fill the pools."""
+    layers, tokens = SplitLayers.of(LAYERS, CONTEXT, windows=windows), 1600
+    asked = replace(CONFIG, max_total_tokens=tokens)
+    bounds = layers.bounds(PAGE, 64)
+    pages = divide_pages(asked, layers, bounds, torch.float32, CONTEXT, CPU, 1000)
+    each, window = (KVPool.bytes_per_token_for(part, torch.float32) * PAGE for part in (layers.full, layers.windowed))
+    needed = pages.kv * each + pages.window * window + 1000
+    monkeypatch.setattr(sizing, "available_memory", lambda: needed)
+    assert divide_pages(asked, layers, bounds, torch.float32, CONTEXT, CPU, 1000) == pages
+    monkeypatch.setattr(sizing, "available_memory", lambda: needed - 1)
+    with pytest.raises(ConfigError, match=f"^max_total_tokens: {tokens} tokens take {needed} bytes, {needed - 1} of"):
+        divide_pages(asked, layers, bounds, torch.float32, CONTEXT, CPU, 1000)
+    assert divide_pages(CONFIG, layers, bounds, torch.float32, CONTEXT, CPU, 1000).kv, "sized by what is there"
+    assert divide_pages(asked, layers, bounds, torch.float32, CONTEXT, torch.device("cuda"), 1000) == pages
