@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -20,6 +21,7 @@ from core.distributed.world import World
 
 LEFT: Final = -1
 """Stands for the number of a step: this engine will begin none any more."""
+LEAVE_SECONDS: Final = 5.0
 MOST_SENT: Final = 8
 """Messages to one engine that are kept for their transfers."""
 
@@ -55,9 +57,14 @@ class Bells:
                 self._send(rank, step)
 
     def leave(self) -> None:
-        """Tell the others that no step of this engine will follow. Raises RuntimeError once one is gone."""
+        """Tell the others that no step of this engine will follow, and wait until they have heard it.
+
+        Raises RuntimeError once one is gone, or has not heard it in LEAVE_SECONDS.
+        """
         for rank in self.others:
             self._send(rank, LEFT)
+        while self._sent:
+            self._sent.popleft()[0].wait(timedelta(seconds=LEAVE_SECONDS))
 
     def _send(self, rank: int, step: int) -> None:
         told = torch.tensor([step])

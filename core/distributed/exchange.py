@@ -46,11 +46,12 @@ class DistributedExchange:
         _reduce_scatter(own, parts.contiguous())
         return own[: sizes[self.rank]]
 
-    def all_agree(self, yes: bool) -> bool:
+    def most(self, values: Sequence[float]) -> list[float]:
         """See `Exchange`."""
-        least = torch.tensor([int(yes)])
-        dist.all_reduce(least, dist.ReduceOp.MIN)
-        return bool(least)
+        told = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(told, dist.ReduceOp.MAX)
+        found: list[float] = told.tolist()
+        return found
 
 
 def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:

@@ -262,6 +262,7 @@ def _build_runner(
         lanes=lanes,
         host_code=code,
         share=None if ranks is None else ranks.share,
+        alone=ranks is None,
     )
     return StepRunner(state) if ranks is None else ranks.runner(state)
 

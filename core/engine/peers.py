@@ -15,6 +15,7 @@ from core.distributed.joint_runner import JointRunner
 from core.distributed.world import World
 from core.engine.build_pools import Pools
 from core.engine.ranks import Ranks, Refusals, refuse
+from core.errors import StartupError
 from core.executor.device_state import DeviceState
 from core.executor.joint_thread import JointThread
 from core.executor.step import StepRunner
@@ -37,6 +38,16 @@ class Peers(Ranks):
         self.bells = Bells(world)
 
     share = None
+
+    def why(self, error: StartupError) -> StartupError:
+        """What has kept these engines from starting: `error` of this one, or that of another which led to it."""
+        if "losed by peer" not in str(error):
+            self.world.fail(str(error))
+            return error
+        try:
+            return super().why(error)
+        except RuntimeError:  # what was told is gone with the first engine
+            return error
 
     def sized(self, pools: Pools) -> None:
         """Nothing: each has pools of its own size."""

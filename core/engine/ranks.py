@@ -274,6 +274,7 @@ def _following(config: EngineConfig, device: torch.device, world: World) -> Step
             graph_sizes=graph_sizes(config.memory.max_running_requests) if captures(config) else (),
             graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if captures(config) else (),
             share=world.share if ring is None else None,
+            alone=False,
             sampling=FollowingSampling(),
         )
     )

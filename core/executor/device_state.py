@@ -53,6 +53,8 @@ class DeviceState:
     lanes: LaneRecorder = field(default_factory=LaneRecorder)
     share: Callable[[torch.Tensor], None] | None = None
     """Makes the tokens of a step what they are on rank 0; None where there is one rank."""
+    alone: bool = True
+    """Whether no other process takes part in forward passes."""
     sampling: StepSampling | None = None
     """Of a rank that does not sample, what stands in for it."""
     host_code: HostCode = field(default_factory=HostCode)

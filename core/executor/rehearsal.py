@@ -35,7 +35,10 @@ ENCODER_TOKENS = 2
 
 @torch.inference_mode()
 def rehearse(state: DeviceState, speculator: Verification | None = None) -> None:
-    """Run what the attention backend names. A model that fails is served all the same; the log says what it said."""
+    """Run what the attention backend names. A model that fails is served all the same; the log says what it said.
+
+    Where other processes take part in forward passes it raises what the model does: they would wait in the middle.
+    """
     state.staging.touch_sizes(MOST_PINNED)
     attention = state.attention
     if attention is None or state.model.spec.whole_prompts:  # such a model has an attention of its own
@@ -55,6 +58,8 @@ def rehearse(state: DeviceState, speculator: Verification | None = None) -> None
                     speculator.rehearse(batch)
         state.streams.synchronize()
     except Exception as error:
+        if not state.alone:
+            raise
         # Whatever a backend raises: Triton's errors, of a kernel that does not fit, are no RuntimeErrors.
         logger.warning("kernels are compiled by the first steps: %s", str(error).partition("\n")[0])
         return

@@ -1,7 +1,8 @@
 """Engines that share experts start together, meet each other, and end together.
 
-Each time all of them start is a generation, with a port of its own at which they meet. When one ends, the others of its
-generation cannot finish a step any more: they are ended too, and the next generation starts.
+Those that start together are a generation, with a port of its own at which they meet. When one of them ends, or cannot
+start, the others cannot finish a step any more: the generation is over, all of it is ended, and who starts then is of
+the next one.
 """
 
 from __future__ import annotations
@@ -23,33 +24,43 @@ class SharedFate:
     def __init__(self, spawn: Spawn, count: int, end: Callable[[int], None]) -> None:
         self._spawn = spawn
         self._end = end
-        self._started = [0] * count
-        """By place: how many processes have been started there, the last of them in the generation of that number."""
-        self._listeners: dict[int, socket.socket] = {}
-        """By generation: where its first engine listens, until all of it have started."""
+        self._of = [0] * count
+        """By place: the generation of the process that was started there last."""
+        self._over = 0
+        """The newest generation of which a process has ended."""
+        self._listener: socket.socket | None = None
+        """Where the first engine of the generation that starts listens, until all of it were started."""
 
     async def spawn(self, order: Order, sock: socket.socket) -> ReplicaProcess:
         """A `Spawn`: tells the engine where it meets the others of its generation."""
-        self._started[order.place] += 1
-        generation = self._started[order.place]
-        listener = self._listeners.get(generation)
-        if listener is None:
-            listener = self._listeners[generation] = socket.create_server((LOOPBACK, 0))
-        port, first = listener.getsockname()[1], order.place == 0
-        try:
-            return await self._spawn(replace(order, port=port, listener=listener.fileno() if first else None), sock)
-        finally:
-            for past in [each for each in self._listeners if each <= min(self._started)]:
-                self._listeners.pop(past).close()
-
-    def close(self) -> None:
-        """Nothing is started any more. Idempotent."""
-        while self._listeners:
-            self._listeners.popitem()[1].close()
+        generation = self._of[order.place] = self._over + 1
+        if self._listener is None:
+            self._listener = socket.create_server((LOOPBACK, 0))
+        # Its own, which stays open until the process has it: the generation may be over meanwhile.
+        with self._listener.dup() as listener:
+            port, first = listener.getsockname()[1], order.place == 0
+            if all(each == generation for each in self._of):
+                self.close()
+            told = replace(order, port=port, listener=listener.fileno() if first else None)
+            process = await self._spawn(told, sock)
+        if generation <= self._over:
+            # It was not known yet when the others were ended.
+            process.kill()
+        return process
 
     def ended(self, place: int) -> None:
-        """The process at `place` has ended, or could not serve."""
-        for other, started in enumerate(self._started):
-            # One that has started more often is of the generation that follows.
-            if other != place and started == self._started[place]:
+        """The process at `place` has ended, or could not start."""
+        generation = self._of[place]
+        if generation <= self._over:
+            return
+        self._over = generation
+        self.close()
+        for other, its in enumerate(self._of):
+            if other != place and its == generation:
                 self._end(other)
+
+    def close(self) -> None:
+        """Nothing listens any more for engines that are to be started. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None

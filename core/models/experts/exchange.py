@@ -33,6 +33,6 @@ class Exchange(Protocol):
         """[sizes[rank], H]: this engine's rows of the sum of all engines' `parts`, each [sum(sizes), H]."""
         ...
 
-    def all_agree(self, yes: bool) -> bool:
-        """Whether all engines have said `yes`."""
+    def most(self, values: Sequence[float]) -> list[float]:
+        """Place by place the largest of what all engines have given as `values`."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -48,8 +49,11 @@ class JointProof:
         self._layers = layers
 
     def judged(self, result: CheckResult) -> CheckResult:
-        """This engine's result, which has passed where that of all others has."""
-        return CheckResult(self._layers.exchange.all_agree(result.passed), result.error, result.tolerance)
+        """The worst result of all engines, which check the same with the same tolerance."""
+        # What is no number would be lost among those of the others.
+        error = result.error if math.isfinite(result.error) else math.inf
+        failed, error = self._layers.exchange.most([float(not result.passed), error])
+        return CheckResult(not failed, error, result.tolerance)
 
     def model(
         self, module: PreTrainedModel, spec: ModelSpec, context: PackedContext, states: StateContext | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -96,12 +97,12 @@ def results(thread: JointThread, count: int) -> list[Any]:
 def test_steps_of_the_others_come_between_its_own(thread: JointThread, runner: Runner, company: Company) -> None:
     runner.hold.clear()
     thread.submit(step(1))
-    company.heard(1, 4)
+    company.heard(1, 0)
     thread.submit(step(2))
     company.heard(2, 5)
     runner.hold.set()
     assert [each.step_id for each in results(thread, 2)] == [1, 2]
-    eventually(lambda: runner.done == ["step 1", "join 4", "step 2", "join 5"])
+    eventually(lambda: runner.done == ["step 1", "join 0", "step 2", "join 5"])
 
 
 def test_a_result_does_not_wait_for_the_steps_of_others(thread: JointThread, runner: Runner, company: Company) -> None:
@@ -140,7 +141,7 @@ def test_what_fails_takes_part_in_nothing_any_more(
     assert results(thread, 1)[0].error is runner.fails[where]
     company.heard(1, 5)
     thread.stop()
-    assert runner.done == [where]
+    assert runner.done == [where] and not company.left.is_set(), "it has not ended as it should"
 
 
 def test_it_ends_once_all_have_left_and_takes_part_until_then(
@@ -156,6 +157,25 @@ def test_it_ends_once_all_have_left_and_takes_part_until_then(
     company.heard(2, LEFT)
     stopping.join(20)
     assert not stopping.is_alive()
+
+
+def test_busy_neighbours_do_not_keep_it(
+    runner: Runner, company: Company, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limit is for all that it still takes part in together."""
+    monkeypatch.setattr(joint_thread, "LEAVE_SECONDS", 0.1)
+    thread = JointThread(cast(Any, runner), runner, company, lambda: None)
+    joined = runner.join
+
+    def join(number: int) -> None:
+        joined(number)
+        time.sleep(0.01)
+        company.heard(1, number + 1)
+
+    runner.join = join  # type: ignore[method-assign]
+    company.heard(1, 0)
+    thread.stop()
+    assert "engines [1, 2] go on without" in caplog.text and len(runner.done) < 30
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["gone", "silent"])

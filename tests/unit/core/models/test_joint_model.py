@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from core.models.config import read_checkpoint_config
 from core.models.experts.joint_model import JointProof, load_joint
 from core.models.experts.shared_experts import ExpertLayers
 from core.models.hf.self_check import CheckResult
+from tests.support.encoders import make_encoder
 from tests.unit.core.models.test_shared_experts import Exchange, Meeting, together
 
 CPU = torch.device("cpu")
@@ -58,8 +60,24 @@ def test_settings_that_are_not_possible_are_refused_by_name(setting: str, config
     assert open_peers(config, CPU) is None, "it shares nothing"
 
 
-def test_a_proof_that_one_engine_fails_has_failed_in_all() -> None:
+@pytest.mark.parametrize(
+    ("of_the_other", "told"),
+    [
+        (CheckResult(True, 0.5, 1.0), CheckResult(True, 0.5, 1.0)),
+        (CheckResult(False, 1.5, 1.0), CheckResult(False, 1.5, 1.0)),
+        (CheckResult(False, math.nan, 1.0), CheckResult(False, math.inf, 1.0)),
+    ],
+    ids=["both pass", "one fails", "no numbers"],
+)
+def test_a_proof_that_one_engine_fails_has_failed_in_all(of_the_other: CheckResult, told: CheckResult) -> None:
     def judged(exchange: Any) -> CheckResult:
-        return JointProof(ExpertLayers(exchange)).judged(CheckResult(exchange.rank == 0, 0.25 * exchange.rank, 1.0))
+        own = of_the_other if exchange.rank else CheckResult(True, 0.25, 1.0)
+        return JointProof(ExpertLayers(exchange)).judged(own)
 
-    assert together(judged, judged) == [CheckResult(False, 0.0, 1.0), CheckResult(False, 0.25, 1.0)]
+    assert together(judged, judged) == [told, told], "with the error of the one that failed"
+
+
+def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint_config(make_encoder("bert", tmp_path / "bert"))
+    with pytest.raises(ModelLoadError, match=r"^model type 'bert' is not supported"):
+        load_joint(checkpoint, ModelConfig(str(checkpoint.path)), CPU, lambda *_: None, Exchange(Meeting(2), 0))

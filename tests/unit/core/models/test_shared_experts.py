@@ -55,8 +55,8 @@ class Exchange:
         assert isinstance(whole, torch.Tensor)
         return whole.split(list(sizes))[self.rank]
 
-    def all_agree(self, yes: bool) -> bool:
-        return all(self._meeting.exchange(self.rank, yes))
+    def most(self, values: Sequence[float]) -> list[float]:
+        return [max(each) for each in zip(*self._meeting.exchange(self.rank, values), strict=True)]
 
 
 class Experts(torch.nn.Module):
@@ -66,13 +66,16 @@ class Experts(torch.nn.Module):
         super().__init__()
         drawn = torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(layer))
         self.num_experts = count
+        self.computed, self.idles = 0, False
         self.matrices = drawn[first : first + count]
 
     def forward(self, hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        assert not self.idles or torch.is_inference_mode_enabled()
         total = torch.zeros_like(hidden)
         for slot in range(CHOSEN):
             here = experts[:, slot] < self.num_experts
-            assert not weights[~here, slot].any()
+            assert not weights[~here, slot].any() and experts.max() <= self.num_experts
+            self.computed += int(here.sum())
             made = torch.einsum("nh,nho->no", hidden[here], self.matrices[experts[here, slot]])
             total[here] += weights[here, slot, None] * made
         return total
@@ -112,13 +115,16 @@ def together(*works: Callable[[Exchange], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("counts", [(5, 5), (1, 7), (9, 2)], ids=str)
 def test_each_gets_what_all_experts_make_of_its_rows(counts: tuple[int, int]) -> None:
-    def work(exchange: Exchange) -> torch.Tensor:
+    def work(exchange: Exchange) -> tuple[torch.Tensor, int]:
         _, modules = model(exchange)
-        return passed(modules, rows(counts[exchange.rank], exchange.rank))
+        # Columns first: what comes of a layer need not be contiguous.
+        hidden, *others = rows(counts[exchange.rank], exchange.rank)
+        return passed(modules, (hidden.T.contiguous().T, *others)), sum(each.computed for each in modules)
 
-    for rank, found in enumerate(together(work, work)):
+    for rank, (found, _) in enumerate(results := together(work, work)):
         whole = [Experts(layer, 0, EXPERTS) for layer in range(LAYERS)]
         torch.testing.assert_close(found, passed(whole, rows(counts[rank], rank)))
+    assert sum(computed for _, computed in results) == sum(counts) * CHOSEN * LAYERS, "each row by the experts it chose"
 
 
 def test_an_engine_without_rows_has_its_part_in_each_layer() -> None:
@@ -132,6 +138,8 @@ def test_an_engine_without_rows_has_its_part_in_each_layer() -> None:
     def idle(exchange: Exchange) -> None:
         layers, modules = model(exchange)
         passed(modules, rows(3, 9))
+        for each in modules:
+            each.idles = True
         layers.idle()
 
     whole = [Experts(layer, 0, EXPERTS) for layer in range(LAYERS)]
@@ -145,8 +153,9 @@ def test_a_layer_out_of_order_is_noticed() -> None:
         modules[2](*rows(2, 1))
 
 
-def test_other_rows_than_were_told_are_noticed() -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_rows_than_were_told_are_noticed(count: int) -> None:
     _, modules = model(Exchange(Meeting(1), 0))
     modules[0](*rows(2, 1))
-    with pytest.raises(InvariantViolation, match=r"expert_layers.*rows=3"):
-        modules[1](*rows(3, 1))
+    with pytest.raises(InvariantViolation, match=rf"expert_layers.*rows={count}"):
+        modules[1](*rows(count, 1))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from core.errors import StartupError
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
 from service.replicas.order import Order
+from service.replicas.replica_set import ReplicaSet
 from service.replicas.shared_fate import SharedFate
 from tests.support.until import until
 from tests.unit.service.replicas.rig import ask, ends, read, replicas
@@ -19,7 +22,7 @@ SETTINGS = values_of(ServerConfig.of(data_parallel=3, expert_parallel=True))
 
 
 class Machine:
-    """Notes what is started and ended; each start connects to where it is told to meet."""
+    """Notes what is started and ended."""
 
     def __init__(self) -> None:
         self.started: list[Order] = []
@@ -29,7 +32,6 @@ class Machine:
     async def spawn(self, order: Order, sock: socket.socket) -> Any:
         if self.fails:
             raise OSError(11, "no process is left")
-        socket.create_connection(("127.0.0.1", order.port)).close()
         if order.listener is not None:
             with socket.socket(fileno=socket.dup(order.listener)) as listener:
                 assert listener.getsockname()[1] == order.port
@@ -44,7 +46,7 @@ def machine() -> Machine:
 
 @pytest.fixture
 def fate(machine: Machine) -> Iterator[SharedFate]:
-    made = SharedFate(machine.spawn, 3, machine.ended.append)
+    made = SharedFate(lambda order, sock: machine.spawn(order, sock), 3, machine.ended.append)
     yield made
     made.close()
 
@@ -55,41 +57,96 @@ async def start(fate: SharedFate, *places: int) -> None:
             await fate.spawn(Order(SETTINGS, place, 3), sock)
 
 
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 async def test_those_that_start_together_meet_at_a_port_of_their_own(machine: Machine, fate: SharedFate) -> None:
-    await start(fate, 1, 0, 1, 2)
-    first = {order.port for order in (machine.started[0], machine.started[1], machine.started[3])}
-    assert len(first) == 1 and machine.started[2].port not in first
-    assert [order.listener is not None for order in machine.started] == [False, True, False, False]
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", *first))
-    await start(fate, 2, 0)
-    assert len({order.port for order in machine.started}) == 2
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", machine.started[2].port))
+    await start(fate, 1, 0)
+    (port,) = {order.port for order in machine.started}
+    assert listens(port)
+    await start(fate, 2)
+    assert machine.started[2].port == port and not listens(port)
+    assert [order.listener is not None for order in machine.started] == [False, True, False]
+    fate.ended(2)
+    await start(fate, 2, 0, 1)
+    (other,) = {order.port for order in machine.started[3:]}
+    assert other != port and not listens(other)
 
 
-async def test_one_that_ends_takes_along_its_generation_alone(machine: Machine, fate: SharedFate) -> None:
+async def test_one_that_ends_takes_its_generation_along_and_no_other(machine: Machine, fate: SharedFate) -> None:
     await start(fate, 0, 1, 2)
     fate.ended(1)
     assert machine.ended == [0, 2]
     await start(fate, 1)
     fate.ended(0)
-    assert machine.ended == [0, 2, 2], "the first of the next generation goes on"
-    await start(fate, 0)
     fate.ended(2)
-    assert machine.ended == [0, 2, 2]
-
-
-async def test_one_that_cannot_be_started_counts_as_started(machine: Machine, fate: SharedFate) -> None:
+    assert machine.ended == [0, 2], "the first of the next generation goes on"
     await start(fate, 0)
+    assert machine.started[3].port == machine.started[4].port
+
+
+async def test_where_one_cannot_be_started_all_of_the_generation_start_anew(machine: Machine, fate: SharedFate) -> None:
+    await start(fate, 0, 1, 2)
+    for place in (2, 0, 1):
+        fate.ended(place)
+    machine.ended.clear()
     machine.fails = True
     with pytest.raises(OSError):
-        await start(fate, 1)
-    fate.ended(1)
-    assert machine.ended == [0]
+        await start(fate, 0)
+    fate.ended(0)
     machine.fails = False
-    await start(fate, 1, 0)
-    assert machine.started[1].port == machine.started[2].port != machine.started[0].port
+    await start(fate, 1)
+    with pytest.raises(OSError):
+        machine.fails = True
+        await start(fate, 2)
+    fate.ended(2)
+    assert machine.ended == [1]
+    fate.ended(1)
+    machine.fails = False
+    await start(fate, 2, 1, 0)
+    assert len({order.port for order in machine.started[-3:]}) == 1
+
+
+async def test_one_that_is_being_started_as_its_generation_ends_is_ended(machine: Machine, fate: SharedFate) -> None:
+    await start(fate, 0, 1)
+    spawning, killed = machine.spawn, list[int]()
+
+    async def spawn(order: Order, sock: socket.socket) -> Any:
+        fate.ended(0)
+        await spawning(order, sock)
+        return SimpleNamespace(kill=lambda: killed.append(order.place))
+
+    machine.spawn = spawn  # type: ignore[method-assign]
+    await start(fate, 2)
+    assert killed == [2] and machine.ended == [1, 2]
+
+
+async def test_after_a_start_that_failed_nothing_listens() -> None:
+    made: list[ReplicaSet] = []
+    with pytest.MonkeyPatch.context() as patch:
+        start = ReplicaSet.start
+        patch.setattr(ReplicaSet, "start", lambda self: made.append(self) or start(self))
+        with pytest.raises(StartupError):
+            async with replicas(2, make=broken, expert_parallel=True):
+                raise AssertionError("it serves")
+    assert made[0]._fate._listener is None
+
+
+def broken(_: Any) -> Any:
+    raise StartupError("no model")
+
+
+async def test_where_one_cannot_start_again_the_others_do_not_wait_for_it() -> None:
+    async with replicas(2, expert_parallel=True) as rig:
+        rig.refuse.add(1)
+        rig.lose(0)
+        await until(lambda: len(rig.processes) > 2 and rig.processes[2].returncode is not None)
+        assert rig.processes[2].order.place == 0
 
 
 async def test_all_engines_of_a_server_start_again() -> None:
