@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -84,12 +85,11 @@ class JointThread(ForwardThread):
     def _say_farewell(self) -> None:
         self._company.leave()
         end = time.monotonic() + LEAVE_SECONDS
-        while self._staying:
-            try:
-                self._do(self._inbox.get(timeout=max(0.0, end - time.monotonic())), None)
-            except Empty:
-                logger.warning("engines %s go on without this one's experts", sorted(self._staying))
-                return
+        with contextlib.suppress(Empty):
+            while self._staying and (left := end - time.monotonic()) > 0:
+                self._do(self._inbox.get(timeout=left), None)
+        if self._staying:
+            logger.warning("engines %s go on without this one's experts", sorted(self._staying))
 
     def _heard(self, rank: int, step: int) -> None:
         self._inbox.put(Join(step) if step >= 0 else Left(rank))

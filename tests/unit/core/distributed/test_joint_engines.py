@@ -44,15 +44,15 @@ def _other(rank: int, port: int) -> None:
     _exchanged(world)
     bells, heard = Bells(world), queue.SimpleQueue[tuple[int, int]]()
     bells.listen(lambda sender, step: heard.put((sender, step)), lambda error: None)
-    while True:
+    left = set[int]()
+    while len(left) < 2:
         sender, step = heard.get(timeout=60)
-        if sender == 0 and step == LEFT:
-            break
-        if sender == 0:
+        if step == LEFT:
+            left.add(sender)
+        elif sender == 0:
             bells.ring(step + 1)
-    bells.leave()
-    while heard.get(timeout=60) != (3 - rank, LEFT):
-        pass
+        if (sender, step) == (0, LEFT):
+            bells.leave()
     # A group that is let go of before its listeners have ended ends the process.
     world.leave()
 

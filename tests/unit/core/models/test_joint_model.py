@@ -19,7 +19,6 @@ from core.models.config import read_checkpoint_config
 from core.models.experts.joint_model import JointProof, load_joint
 from core.models.experts.shared_experts import ExpertLayers
 from core.models.hf.self_check import CheckResult
-from tests.support.encoders import make_encoder
 from tests.unit.core.models.test_shared_experts import Exchange, Meeting, together
 
 CPU = torch.device("cpu")
@@ -75,9 +74,3 @@ def test_a_proof_that_one_engine_fails_has_failed_in_all(of_the_other: CheckResu
         return JointProof(ExpertLayers(exchange)).judged(own)
 
     assert together(judged, judged) == [told, told], "with the error of the one that failed"
-
-
-def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
-    checkpoint = read_checkpoint_config(make_encoder("bert", tmp_path / "bert"))
-    with pytest.raises(ModelLoadError, match=r"^model type 'bert' is not supported"):
-        load_joint(checkpoint, ModelConfig(str(checkpoint.path)), CPU, lambda *_: None, Exchange(Meeting(2), 0))
