@@ -12,6 +12,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
+MOST_RANKS = 64
 NATIVE = ("auto", "wait", "off")
 ANSWER_FORMS = (
     "auto",
@@ -162,6 +163,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        for name in ("tensor_parallel", "pipeline_parallel"):
+            if getattr(self, name) > MOST_RANKS:
+                raise ConfigError(f"{name}: must be at most {MOST_RANKS}; got {getattr(self, name)}")
         if self.tensor_parallel > 1 and self.pipeline_parallel > 1:
             raise ConfigError("pipeline_parallel: not possible together with tensor_parallel yet")
         template = self.pair_template

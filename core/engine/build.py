@@ -32,8 +32,8 @@ from core.engine.input_processor import InputProcessor
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
 from core.engine.math_threads import use_threads
-from core.engine.peers import Peers, open_peers
-from core.engine.ranks import Ranks, captures, open_ranks, ring_of
+from core.engine.peers import Peers, open_others
+from core.engine.ranks import Ranks, captures, ring_of
 from core.engine.renewal import Loaded, Renewal, keeps_modules
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_size import device_bytes, sized
@@ -86,7 +86,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     tokenizer = Tokenizer.load(config.model.path)
     if tokenizer.chats is not None:
         tokenizer.chats.start()
-    ranks = open_peers(config, device) or open_ranks(config, device)
+    ranks = open_others(config, device)
     try:
         # The native decoder has no module tree.
         ring = None if ranks is None else ring_of(config, ranks.world)

@@ -14,12 +14,13 @@ from core.distributed.exchange import DistributedExchange
 from core.distributed.joint_runner import JointRunner
 from core.distributed.world import World
 from core.engine.build_pools import Pools
-from core.engine.ranks import Ranks, Refusals, refuse
+from core.engine.ranks import Ranks, Refusals, open_ranks, refuse
 from core.errors import StartupError
 from core.executor.device_state import DeviceState
 from core.executor.joint_thread import JointThread
 from core.executor.step import StepRunner
 from core.models.experts.joint_model import JointModel
+from core.models.loader import check_parts
 
 REFUSED: Final[Refusals] = (
     ("tensor_parallel", lambda config: config.model.tensor_parallel > 1),
@@ -61,6 +62,15 @@ class Peers(Ranks):
         """What `runner`, made here, runs on."""
         assert isinstance(runner, JointRunner), "made by `runner`"
         return JointThread(runner, runner, self.bells, wake)
+
+
+def open_others(config: EngineConfig, device: torch.device) -> Ranks | None:
+    """Meet the other processes that the model is shared with, or start them; None where there are none.
+
+    Raises what `open_peers` and `open_ranks` do, and ModelLoadError where they could not share the checkpoint.
+    """
+    check_parts(config.model)
+    return open_peers(config, device) or open_ranks(config, device)
 
 
 def open_peers(config: EngineConfig, device: torch.device) -> Peers | None:

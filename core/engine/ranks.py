@@ -73,6 +73,9 @@ REFUSED: Final[Refusals] = (
 class RankLost(StartupError):
     """Another process of this engine is gone: it cannot start, or no step can be finished any more."""
 
+    # As of an engine that has failed: another start may go well.
+    exit_code = 1
+
 
 class Ranks:
     """The other ranks of this engine, as its rank 0 knows them."""
@@ -135,7 +138,9 @@ class Ranks:
 def _check(processes: Sequence[BaseProcess]) -> None:
     for process in processes:
         if not process.is_alive():
-            raise RankLost(f"{process.name} ended with exit code {process.exitcode}")
+            code = process.exitcode or 0
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise RankLost(f"{process.name} {how}")
 
 
 def _kill(processes: Sequence[BaseProcess]) -> None:

@@ -88,6 +88,25 @@ def load_model(
     return model_factory(family)(checkpoint, config, device, report)
 
 
+def check_parts(config: ModelConfig) -> None:
+    """Check, before other processes are started, that they can share the checkpoint: by its configuration alone.
+
+    Raises ModelLoadError, as `load_model` would.
+    """
+    if not config.is_shared:
+        return
+    from core.models.experts.joint_model import refuse_by_experts
+    from core.models.hf.module_tree import read_configuration
+    from core.models.hf.shards import check_heads
+    from core.models.stages.stage import check_layers
+
+    hf_config = read_configuration(check_checkpoint(config.path))
+    check_heads(hf_config, config.tensor_parallel)
+    check_layers(hf_config, config.pipeline_parallel)
+    if config.peers is not None:
+        refuse_by_experts(hf_config, config.peers.size)
+
+
 def _why_not_shared(checkpoint: CheckpointConfig, *, encodes: bool) -> str:
     """What ranks cannot do yet of what the checkpoint does; empty where they can all of it."""
     if encodes:

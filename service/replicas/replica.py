@@ -41,7 +41,8 @@ class Replica:
     """The process at one place. `engine` changes with every start.
 
     `make(place)` makes its engine. `failed`: whether its last start failed. `on_change` is called whenever it comes,
-    goes or falls silent; `on_end(place)` when its process has ended after it was started once. Event-loop thread only.
+    goes or falls silent; `on_end(place)` when its process has ended after it was started once.
+    `works`: whether all that it needs beside its process is there. Event-loop thread only.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Replica:
         make: Callable[[int], ReplicaEngine],
         on_change: Callable[[], None],
         on_end: Callable[[int], None] = lambda place: None,
+        works: Callable[[], bool] = lambda: True,
     ) -> None:
         self.place, self.order = order.place, order
         self.engine = make(order.place)
@@ -61,6 +63,7 @@ class Replica:
         self.serving = False
         """Whether it has been started and has not ended."""
         self._spawn, self._make, self._on_change, self._on_end = spawn, make, on_change, on_end
+        self._works = works
         self._process: ReplicaProcess | None = None
         self._silence = Silence(lambda: self.engine.link.heard, time.monotonic())
         self.past = EngineStats()
@@ -70,7 +73,7 @@ class Replica:
     @property
     def ready(self) -> bool:
         """Whether it is sent requests: it serves, and was heard of lately."""
-        return self.serving and not self.silent and self.engine.is_ready
+        return self.serving and not self.silent and self.engine.is_ready and self._works()
 
     @property
     def alive(self) -> bool:

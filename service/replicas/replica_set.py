@@ -45,10 +45,11 @@ class ReplicaSet:
     ) -> None:
         """One replica for each of `orders`. `spawn` and `make` are those of `Replica`."""
         self._fate = SharedFate(spawn, len(orders), lambda place: self._replicas[place].kill())
-        on_end: Callable[[int], None] = _alone
-        if orders[0].settings["expert_parallel"]:
-            spawn, on_end = self._fate.spawn, self._fate.ended
-        self._replicas = tuple(Replica(order, spawn, make, self.changed, on_end) for order in orders)
+        self._shares = bool(orders[0].settings["expert_parallel"])
+        """Whether no engine can do anything without all others."""
+        fate = (self._fate.ended, self._all_work) if self._shares else ()
+        spawn = self._fate.spawn if self._shares else spawn
+        self._replicas = tuple(Replica(order, spawn, make, self.changed, *fate) for order in orders)
         self._router, self._requests = router or Router(len(orders)), requests
         self._standing = Standing()
         self._state = EngineState.STARTING
@@ -92,6 +93,8 @@ class ReplicaSet:
                 raise StartupError("it has ended again")
             replica.engine.control.follow(lambda _: self._heard())
             replica.serve()
+            if all(each.serving for each in self._replicas):
+                self._fate.all_serve()
 
         # Before it is sent requests, whose prompts are what it has seen.
         book = self._router.books[replica.place]
@@ -113,9 +116,13 @@ class ReplicaSet:
         self._changed.set()
         self._changed = asyncio.Event()
         self._heard()
-        if self._state is EngineState.READY and all(each.failed for each in self._replicas):
+        failed = self._fate.in_vain if self._shares else all(each.failed for each in self._replicas)
+        if self._state is EngineState.READY and failed:
             self._state = EngineState.DEAD
             self._dead.set_result(EngineDead("no engine can be started"))
+
+    def _all_work(self) -> bool:
+        return all(each.serving and not each.silent for each in self._replicas)
 
     def _heard(self) -> None:
         self.control.heard(self.stats.activity)
@@ -237,10 +244,6 @@ class ReplicaSet:
         await _cancelled(self._keeping + self._tasks)
         await asyncio.gather(*(each.end() for each in self._replicas))
         self._fate.close()
-
-
-def _alone(_place: int) -> None:
-    """What it means to the other engines that one has ended."""
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

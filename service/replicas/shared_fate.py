@@ -16,6 +16,8 @@ from service.replicas.order import Order
 from service.replicas.spawned import ReplicaProcess, Spawn
 
 LOOPBACK: Final = "127.0.0.1"
+MOST_IN_VAIN: Final = 3
+"""Generations in a row that may be over before all of it serve."""
 
 
 class SharedFate:
@@ -28,6 +30,8 @@ class SharedFate:
         """By place: the generation of the process that was started there last."""
         self._over = 0
         """The newest generation of which a process has ended."""
+        self._lost = 0
+        """Generations in a row that are over, since one served."""
         self._listener: socket.socket | None = None
         """Where the first engine of the generation that starts listens, until all of it were started."""
 
@@ -54,10 +58,20 @@ class SharedFate:
         if generation <= self._over:
             return
         self._over = generation
+        self._lost += 1
         self.close()
         for other, its in enumerate(self._of):
             if other != place and its == generation:
                 self._end(other)
+
+    def all_serve(self) -> None:
+        """The generation that started last serves."""
+        self._lost = 0
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether it has been tried often enough to start them all: after the one that served, MOST_IN_VAIN times."""
+        return self._lost > MOST_IN_VAIN
 
     def close(self) -> None:
         """Nothing listens any more for engines that are to be started. Idempotent."""

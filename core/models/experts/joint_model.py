@@ -48,6 +48,11 @@ class JointProof:
     def __init__(self, layers: ExpertLayers) -> None:
         self._layers = layers
 
+    @property
+    def told(self) -> str:
+        """See `Part`."""
+        return " with expert_parallel"
+
     def judged(self, result: CheckResult) -> CheckResult:
         """The worst result of all engines, which check the same with the same tolerance."""
         # What is no number would be lost among those of the others.

@@ -176,6 +176,7 @@ def prove_module(
     else:
         weights = method.adopt(model, config.quantized_weights)
     what = f"model type {kind!r}" + (f" with weights in {weights.name} on {model.device.type}" if weights.name else "")
+    what += "" if part is None else part.told
     progress("self-check", 0.0)
     try:
         loaded, result = _prove(model, weights, checkpoint, config, part)

@@ -15,6 +15,11 @@ from core.models.hf.self_check import CheckResult
 class Part(Protocol):
     """One process's part; all processes prove theirs at the same time, by the same steps."""
 
+    @property
+    def told(self) -> str:
+        """By which setting it is a part, as the end of what is refused."""
+        ...
+
     def judged(self, result: CheckResult) -> CheckResult:
         """What all make of a check: the process that has the logits judges them."""
         ...

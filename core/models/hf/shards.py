@@ -13,20 +13,22 @@ HEADS = ("num_attention_heads", "num_key_value_heads")
 
 
 def load_options(config: PreTrainedConfig, size: int) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for one of `size` ranks; none where there is one.
-
-    Raises ModelLoadError where heads cannot be shared out evenly: a rank would compute parts of a head.
-    """
+    """Arguments of `from_pretrained` for one of `size` ranks; none where there is one. Raises as `check_heads`."""
     if size == 1:
         return {}
+    check_heads(config, size)
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=size)}
+
+
+def check_heads(config: PreTrainedConfig, size: int) -> None:
+    """Raises ModelLoadError where heads cannot be shared out evenly: a rank would compute parts of a head."""
     text: Any = config.get_text_config()
     for name in HEADS:
         heads = getattr(text, name, None)
         if isinstance(heads, int) and heads % size:
             raise ModelLoadError(f"tensor_parallel {size} is not possible: {name} is {heads}, no multiple of it")
-    from transformers.distributed.configuration_utils import DistributedConfig
-
-    return {"distributed_config": DistributedConfig(tp_size=size)}
 
 
 def check_shards(model: PreTrainedModel, size: int) -> None:

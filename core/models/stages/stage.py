@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from core.errors import ModelLoadError
 from core.models.stages.ring import Coming, Ring
@@ -81,11 +82,11 @@ class Stage:
     def _cut(self, model: Any) -> None:
         """Raises ModelLoadError where there are too few layers, or none that can be told from the rest."""
         count, size = model.config.get_text_config().num_hidden_layers, self.ring.size
+        check_layers(model.config, size)
         names = {id(module): name for name, module in model.named_modules()}
         lists = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == count]
-        if count < size or len(lists) != 1:
-            told = f"it has {count} layers" if count < size else "its layers are not in one list"
-            raise ModelLoadError(f"pipeline_parallel {size} is not possible with {model.config.model_type!r}: {told}")
+        if len(lists) != 1:
+            raise ModelLoadError(f"{_not_possible(model.config, size)}: its layers are not in one list")
         held: Any = lists[0]
         own = own_layers(count, self.ring.rank, size)
         for number, layer in enumerate(held):
@@ -203,3 +204,14 @@ class NoLogits(Absent):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """[..., vocab] for states [..., hidden]."""
         return states.new_ones(1).expand(*states.shape[:-1], self._shape[0])
+
+
+def check_layers(hf_config: PreTrainedConfig, size: int) -> None:
+    """Raises ModelLoadError where there are fewer layers than ranks."""
+    count = getattr(hf_config.get_text_config(), "num_hidden_layers", size)
+    if count < size:
+        raise ModelLoadError(f"{_not_possible(hf_config, size)}: it has {count} layers")
+
+
+def _not_possible(hf_config: PreTrainedConfig, size: int) -> str:
+    return f"pipeline_parallel {size} is not possible with {hf_config.model_type!r}"

@@ -114,6 +114,11 @@ class StageProof:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
+    @property
+    def told(self) -> str:
+        """See `Part`."""
+        return f" with pipeline_parallel {self._stage.ring.size}"
+
     def judged(self, result: CheckResult) -> CheckResult:
         """What rank 0 found."""
         passed, error, tolerance = self._stage.ring.agree([float(result.passed), result.error, result.tolerance])
@@ -146,7 +151,15 @@ def load_staged(
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     stage = Stage(ring)
     cut = stage.cutting(found[0] if isinstance(found, tuple | list) else found)
-    module = load_module(checkpoint, config, device, progress, auto=cut, beside=stage.elsewhere)
+    try:
+        module = load_module(checkpoint, config, device, progress, auto=cut, beside=stage.elsewhere)
+    except ModelLoadError as error:
+        if type(error.__cause__) is not AttributeError:
+            raise
+        # As where a model looks at its layers while it is made (Falcon H1).
+        kind = checkpoint.model_type
+        reason = f"it asks more of its layers than to compute ({error.__cause__})"
+        raise ModelLoadError(f"pipeline_parallel {ring.size} is not possible with {kind!r}: {reason}") from error
     return prove_module(module, checkpoint, config, progress, StageProof(stage))
 
 

@@ -118,6 +118,11 @@ async def test_a_row_of_windows_or_states_goes_on_where_its_answer_ended(
         again = dataclasses.replace(first, token_ids=(*(first.token_ids or ()), *said, 7, 8))
         await answer(engine, again)
         after = engine.stats
+        for each in others[:5]:
+            await answer(engine, each)
+        driven_out = engine.stats
+        await answer(engine, dataclasses.replace(first, token_ids=(*(first.token_ids or ())[:PREFIX], 1, 2, 3)))
+        assert engine.stats.host_fetched_tokens > driven_out.host_fetched_tokens, "and the end of its prompt"
     assert after.host_fetched_tokens - before.host_fetched_tokens > len(first.token_ids or ()), "an answer too"
 
 

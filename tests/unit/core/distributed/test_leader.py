@@ -37,6 +37,8 @@ def read(data: bytes) -> Any:
 class Group:
     """Notes what is said, and says what was noted."""
 
+    size = 3
+
     def __init__(self, log: list[Any]) -> None:
         self.log = log
         self.messages: list[bytes] = []

@@ -63,6 +63,8 @@ def leader(log: list[Any], monkeypatch: pytest.MonkeyPatch) -> PipelineLeader:
 
 def test_all_hear_of_steps_and_copies_in_their_order(leader: PipelineLeader, log: list[Any]) -> None:
     leader.begin(batch(1))
+    leader_coming: Any = leader._coming
+    assert leader_coming is None, "nothing is kept"
     leader.copy_out(OUT)
     leader.begin(batch(2))
     assert log == ["tells", ("sends", 1), "tells", ("copies", 7), "tells", ("sends", 2)]
@@ -79,5 +81,7 @@ def test_a_step_ends_by_what_came_back_of_it(leader: PipelineLeader, log: list[A
 
 
 def test_both_halves_are_one_step_where_nothing_overlaps(leader: PipelineLeader, log: list[Any]) -> None:
-    done: Any = leader.launch(batch(3))
-    assert done.batch.step_id == 3 and log == ["tells", ("sends", 1), ("waits for", 1)]
+    done: Any = leader.launch(batch(3), lambda: log.append("computes"))
+    assert done.batch.step_id == 3 and log == ["tells", "computes", ("sends", 1), ("waits for", 1)]
+    group: Any = leader._world
+    assert leader.stages == group.size

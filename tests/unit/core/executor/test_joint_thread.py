@@ -145,8 +145,9 @@ def test_what_fails_takes_part_in_nothing_any_more(
 
 
 def test_it_ends_once_all_have_left_and_takes_part_until_then(
-    thread: JointThread, runner: Runner, company: Company
+    thread: JointThread, runner: Runner, company: Company, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(joint_thread, "LEAVE_SECONDS", 60.0)
     company.heard(1, LEFT)
     stopping = threading.Thread(target=thread.stop)
     stopping.start()

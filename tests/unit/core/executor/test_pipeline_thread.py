@@ -129,6 +129,32 @@ def test_what_fails_fails_all_behind_it(thread: PipelineThread, halves: Halves, 
     assert "begin 4" not in halves.done and submitted(thread, halves, step(4, [4]))[0].error is not None
 
 
+@pytest.mark.parametrize("rows", [(1, 2, 1), (1, 2, 2)], ids=["of the first", "of the second"])
+def test_of_three_ranks_a_step_waits_for_whichever_has_its_row(rows: tuple[int, int, int]) -> None:
+    halves = Halves(3)
+    thread = PipelineThread(cast(Any, halves), halves, lambda: None)
+    try:
+        submitted(thread, halves, *(step(number, [row]) for number, row in enumerate(rows, 1)))
+        waits_for = f"end {rows.index(rows[2]) + 1}"
+        assert halves.done.index(waits_for) < halves.done.index("begin 3")
+    finally:
+        thread.stop()
+
+
+def test_after_a_failure_nothing_is_copied(thread: PipelineThread, halves: Halves) -> None:
+    halves.fails = {"begin 1": RuntimeError("a rank is gone")}
+    submitted(thread, halves, step(1, [1]))
+    thread.copy_out(CopyOut((HostCopy(7, 1, NONE),), NONE))
+    assert submitted(thread, halves, step(2, [2]))[0].error is not None
+    assert "copy 7" not in halves.done and thread.landed() == []
+
+
+def test_once_stopped_it_takes_no_steps(thread: PipelineThread) -> None:
+    assert thread.has_room
+    thread.stop()
+    assert not thread.has_room
+
+
 def test_a_copy_comes_behind_the_steps_that_have_begun(thread: PipelineThread, halves: Halves) -> None:
     halves.hold.clear()
     thread.submit(step(1, [1]))

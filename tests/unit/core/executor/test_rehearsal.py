@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from core.executor.rehearsal import rehearse
 from tests.support.fakes.masked_attention import MaskedAttention
 from tests.support.fakes.traced_graphs import GraphStreams
 from tests.unit.core.attention.dense import LAYER
@@ -98,3 +99,17 @@ def test_a_model_that_fails_then_is_served_all_the_same(
     assert caplog.messages == ["kernels are compiled by the first steps: no kernel for this"]
     world.start([1], [4], 4)
     assert len(world.step([1])) == 1
+
+
+def test_with_other_processes_it_fails_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait in the middle of what this one gave up."""
+    rehearsing(monkeypatch, [[2]])
+    state = World().runner.state
+
+    def refused(self: SumModel, batch: Any) -> torch.Tensor:
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(SumModel, "forward", refused)
+    rehearse(state)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        rehearse(replace(state, alone=False))

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from core.models.config import read_checkpoint_config
 from core.models.hf.backend import TransformersModel
 from core.models.hf.self_check import STEPS, _batch, small_pool
 from core.models.loader import load_model
-from core.models.stages.stage import Elsewhere, NoEmbedding, NoLogits, own_layers
+from core.models.stages.stage import Elsewhere, NoEmbedding, NoLogits, Stage, own_layers
 from core.models.stages.staged_model import FirstStage, LaterStage, load_staged
 from tests.support.checkpoints import make_checkpoint
 
@@ -216,10 +217,12 @@ def test_steps_that_begin_while_another_is_away_get_their_own_logits(
         change(batch)
         followers.begin(parts, chunks, ids, change)
         away.append((batch, first.begin(batch)))
+        assert first.stage.wanted is None
     for (parts, chunks), change, (batch, coming) in zip((one, other), changes, away, strict=True):
         expected = _batch(parts, chunks, ids, plain)
         change(expected)
         assert torch.allclose(first.end(batch, coming), whole.forward(expected), atol=1e-5)
+    assert first.stage.coming is None, "nothing is kept"
     parts, chunks = STEPS[1]
     followers.begin(parts, chunks, ids, lambda _: None)
     found = first.forward(_batch(parts, chunks, ids, own))
@@ -236,6 +239,7 @@ def test_where_no_logits_are_wanted_nothing_comes_back(staged: list[Any], follow
     coming = first.begin(batch)
     assert coming is None and first.end(batch, coming).shape == (0, first.spec.vocab_size)
     assert len(done.result(60)) == len(last.result(60)) == 0
+    assert all(each.stage.wanted is None for each in staged)
 
 
 def test_the_states_of_all_tokens_come_back_where_they_are_pooled(
@@ -268,6 +272,7 @@ def test_a_model_with_too_few_layers_is_refused(path: Path) -> None:
     [
         ("gemma3_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2}),
         ("qwen3_next", {}),
+        ("llama4_text", {"num_hidden_layers": 4, "layer_types": ["chunked_attention"] * 2 + ["full_attention"] * 2}),
     ],
 )
 def test_ranks_with_layers_of_different_kinds_are_refused(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -275,6 +280,27 @@ def test_ranks_with_layers_of_different_kinds_are_refused(kind: str, changes: di
     assert said == {
         f"pipeline_parallel 2 is not possible with '{kind}': its ranks would have layers of different kinds"
     }
+
+
+def test_a_tied_matrix_is_held_by_the_first_rank_alone(tmp_path: Path) -> None:
+    first, last = loaded(make_checkpoint("llama", tmp_path, tie_word_embeddings=True), 2)
+    assert first.module.lm_head.weight is first.module.model.embed_tokens.weight
+    assert isinstance(last.module.get_input_embeddings(), NoEmbedding) and isinstance(last.module.lm_head, NoLogits)
+    assert not last.module.config.tie_word_embeddings
+
+
+def test_layers_in_two_lists_of_one_length_are_refused() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(
+                model_type="twofold", get_text_config=lambda: SimpleNamespace(num_hidden_layers=2)
+            )
+            for name in ("layers", "others"):
+                self.add_module(name, torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(2)))
+
+    with pytest.raises(ModelLoadError, match="with 'twofold': its layers are not in one list"):
+        Stage(Queued(Hub(2), 0)).cutting(Model)()
 
 
 def test_windows_of_all_ranks_add_up(tmp_path: Path) -> None:
@@ -290,4 +316,5 @@ def test_layers_that_read_ids_are_found_out(tmp_path: Path) -> None:
     """Gemma 4's layers read embeddings of their own; ranks behind the first know no tokens while others decode."""
     changes = {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2}
     said = [str(each) for each in loaded(make_checkpoint("gemma4_text", tmp_path, **changes), 2)]
-    assert all(each.startswith("model type 'gemma4_text' is not supported: packed and plain") for each in said), said
+    told = "model type 'gemma4_text' with pipeline_parallel 2 is not supported: packed and plain"
+    assert all(each.startswith(told) for each in said), said

@@ -54,6 +54,13 @@ def test_rows_that_are_all_away_come_in_the_order_in_which_they_left() -> None:
     assert dealt.due(np.array([1, 2]), 7, in_flight=2).tolist() == []
 
 
+def test_where_all_are_away_only_those_that_left_first_come() -> None:
+    dealt = Microbatches(2, ROWS)
+    dealt.planned(np.array([3]), 5)
+    dealt.planned(np.array([1, 2]), 6)
+    assert dealt.due(np.array([1, 2, 3]), 6, in_flight=1).tolist() == [3]
+
+
 def test_steps_become_equal_again_when_requests_end() -> None:
     dealt, rows = Microbatches(2, ROWS), np.arange(1, 9)
     for step in (1, 2):

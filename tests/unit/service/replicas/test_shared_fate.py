@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from core.engine.api import EngineState
 from core.errors import StartupError
+from core.types.control import Activity
 from service.config.server_config import ServerConfig
 from service.config.sources import values_of
+from service.errors import NotReady
 from service.replicas.order import Order
 from service.replicas.replica_set import ReplicaSet
-from service.replicas.shared_fate import SharedFate
+from service.replicas.shared_fate import MOST_IN_VAIN, SharedFate
 from tests.support.until import until
 from tests.unit.service.replicas.rig import ask, ends, read, replicas
 
@@ -158,6 +161,41 @@ async def test_all_engines_of_a_server_start_again() -> None:
         ports = [process.order.port for process in rig.processes]
         assert len(set(ports[:3])) == len(set(ports[3:])) == 1 and ports[0] != ports[3]
         assert [each.restarts for each in rig.replicas.stats.replicas] == [1, 1, 1]
+        assert ends(await read(rig.replicas, ask((5, 6, 7))))[0].usage.completion_tokens == 4
+
+
+async def test_all_are_tried_again_and_not_for_ever() -> None:
+    async with replicas(2, expert_parallel=True) as rig:
+        rig.refuse.add(1)
+        rig.lose(0)
+        await until(lambda: len(rig.processes) >= 4)
+        assert rig.replicas.state is EngineState.READY, "one start that fails is no end"
+        rig.refuse.clear()
+        await until(lambda: all(each.ready for each in rig.replicas.stats.replicas))
+        assert ends(await read(rig.replicas, ask((5, 6, 7))))[0].usage.completion_tokens == 4
+        rig.refuse.add(1)
+        before = len(rig.processes)
+        rig.lose(1)
+        await until(lambda: rig.replicas.state is EngineState.DEAD)
+        started = {process.order.port for process in rig.processes[before:]}
+        # One that cannot be started may end its generation before others were.
+        assert 1 <= len(started) <= MOST_IN_VAIN
+
+
+async def test_without_one_of_them_none_is_sent_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replicas(2, expert_parallel=True) as rig:
+        assert all(each.ready for each in rig.replicas.stats.replicas)
+        held = rig.replicas._replicas[0]
+        monkeypatch.setattr(held, "look", lambda now: None)
+        held.silent = True
+        held._on_change()
+        assert not any(each.ready for each in rig.replicas.stats.replicas)
+        assert rig.replicas.stats.activity is Activity.REFUSING
+        with pytest.raises(NotReady):
+            await rig.replicas.generate(ask((5, 6, 7)))
+        held.silent = False
+        held._on_change()
+        assert rig.replicas.stats.activity is Activity.SERVING
         assert ends(await read(rig.replicas, ask((5, 6, 7))))[0].usage.completion_tokens == 4
 
 
