@@ -39,7 +39,7 @@ class Machine:
             with socket.socket(fileno=socket.dup(order.listener)) as listener:
                 assert listener.getsockname()[1] == order.port
         self.started.append(order)
-        return order
+        return SimpleNamespace(kill=lambda: None)
 
 
 @pytest.fixture
