@@ -52,6 +52,7 @@ async def test_the_whole_sampling_matrix(checkpoint_of: Callable[[str], Path]) -
         check(other, expected[1::2])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 async def test_models(checkpoint_of: Callable[[str], Path], kind: str) -> None:
     directory = checkpoint_of(kind)

@@ -94,6 +94,7 @@ async def test_prefixes_come_back_on_every_rank(checkpoint_of: Callable[[str], P
     assert tokens(found) == tokens(expected) and stats.host_fetched_tokens >= 6 * CHUNK
 
 
+@pytest.mark.nightly
 async def test_embeddings_and_prompt_log_probabilities(checkpoint_of: Callable[[str], Path]) -> None:
     """The states of all tokens come back for a vector, those of some for log probabilities, none between chunks."""
     made = config(checkpoint_of("llama"), ROOMY, room=0, overlap=True, cache="radix")
@@ -140,6 +141,7 @@ async def refusal(directory: Path, size: int = 2) -> str:
     return str(caught.value)
 
 
+@pytest.mark.nightly
 async def test_models_that_cannot_be_cut_are_refused_by_name(checkpoint_of: Callable[[str], Path]) -> None:
     said = await refusal(checkpoint_of("gemma2"))
     assert said == "pipeline_parallel 2 is not possible with 'gemma2': its ranks would have layers of different kinds"
