@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from core.config import EngineConfig, ExecutorConfig, ModelConfig, SpeculationConfig
+from core.distributed.world import World
 from core.engine.peers import open_peers
 from core.errors import ConfigError, ModelLoadError
 from core.model_config import Peers
@@ -52,7 +53,10 @@ def test_models_whose_experts_cannot_be_shared_out_are_refused_by_name(
         ("speculative", EngineConfig(ModelConfig("m"), speculation=SpeculationConfig("ngram"))),
     ],
 )
-def test_settings_that_are_not_possible_are_refused_by_name(setting: str, config: EngineConfig) -> None:
+def test_settings_that_are_not_possible_are_refused_by_name(
+    setting: str, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "join", lambda *_: pytest.fail("it is let in"))
     shared = dataclasses.replace(config, model=dataclasses.replace(config.model, peers=Peers(1, 2, 9)))
     with pytest.raises(ConfigError, match=f"^expert_parallel is not possible with {setting} yet$"):
         open_peers(shared, CPU)
