@@ -12,7 +12,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 QUANTIZED_WEIGHTS = ("compressed", "dense")
-MOST_RANKS = 64
+MOST_RANKS = 128
 NATIVE = ("auto", "wait", "off")
 ANSWER_FORMS = (
     "auto",

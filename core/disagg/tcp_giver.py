@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from core.disagg import frames
@@ -80,10 +81,11 @@ class TcpGiver:
         self._rooms = Rooms(self._timeout)
         self._keep(self._accept())
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -99,7 +101,8 @@ class TcpGiver:
                 continue
             peer.setblocking(False)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._keep(self._serve(peer))
+            # Left open by a task that is cancelled before its first step.
+            self._keep(self._serve(peer)).add_done_callback(partial(_closed, peer))
 
     async def _serve(self, peer: socket.socket) -> None:
         with peer, contextlib.suppress(OSError, EOFError, TimeoutError, BadFrame):
@@ -192,3 +195,7 @@ def _wanted(asked: Message) -> Wanted:
     if not all(type(asked.get(name)) is int for name in numbers):
         raise BadFrame("no tokens")
     return Wanted(asked["room"], asked["claim"], asked["start"], asked["tokens"], asked["engine_id"])
+
+
+def _closed(peer: socket.socket, _: asyncio.Task[None]) -> None:
+    peer.close()

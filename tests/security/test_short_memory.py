@@ -36,16 +36,16 @@ OWN_GROUP = Path("/sys/fs/cgroup/memory")
 
 @pytest.fixture
 def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Says how many of 1,000 bytes the container has in use."""
+    """Says how many of 1,000 MiB the container has in use."""
     monkeypatch.setattr(machine, "GROUPS", tmp_path)
     monkeypatch.setattr(machine, "OF_THIS_PROCESS", tmp_path / "of")
     monkeypatch.setattr(machine, "OF_THE_MACHINE", tmp_path / "none")
     (tmp_path / "of").write_text("0::/\n")
-    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.max").write_text(f"{1000 * MIB}\n")
 
     def write(count: int) -> None:
         # At once: the watch looks from a thread of its own.
-        (tmp_path / "next").write_text(f"{count}\n")
+        (tmp_path / "next").write_text(f"{count * MIB}\n")
         (tmp_path / "next").rename(tmp_path / "memory.current")
 
     write(500)

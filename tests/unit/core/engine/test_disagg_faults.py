@@ -234,6 +234,8 @@ async def test_a_prefill_that_finds_no_room_in_the_queue_is_expected_no_more(mad
         engine._scheduler.has_room = lambda tenant, count: next(room, True)  # type: ignore[method-assign]
         with pytest.raises(Overloaded, match="queue is full"):
             await engine.generate(asked(hand_over=HandOver("7")))
+        # Made on a thread of its own.
+        await until(lambda: hasattr(giver, "_rooms"))
         rooms: Any = getattr(giver, "_rooms")  # noqa: B009
         await until(lambda: rooms.is_gone("\x007"))
         assert len(rooms) == 0
