@@ -23,16 +23,14 @@ class DistributedExchange:
 
     def sizes(self, rows: int) -> list[int]:
         """See `Exchange`. By hosts: what is allocated on the devices depends on them."""
-        told = torch.empty(self.size, dtype=torch.int64)
-        _all_gather(told, torch.tensor([rows]))
-        sizes: list[int] = told.tolist()
+        told = self._gathered(torch.tensor([[rows]]))
+        sizes: list[int] = told.flatten().tolist()
         return sizes
 
     def gather(self, rows: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """See `Exchange`."""
         most = max(sizes)
-        everything = rows.new_empty(self.size * most, rows.shape[1])
-        _all_gather(everything, _padded(rows, most))
+        everything = self._gathered(_padded(rows, most))
         if min(sizes) == most:
             return everything
         return torch.cat([part[:count] for part, count in zip(everything.split(most), sizes, strict=True)])
@@ -42,9 +40,7 @@ class DistributedExchange:
         most = max(sizes)
         if min(sizes) != most:
             parts = torch.cat([_padded(part, most) for part in parts.split(list(sizes))])
-        own = parts.new_empty(most, parts.shape[1])
-        _reduce_scatter(own, parts.contiguous())
-        return own[: sizes[self.rank]]
+        return self._reduced(parts.contiguous())[: sizes[self.rank]]
 
     def most(self, values: Sequence[float]) -> list[float]:
         """See `Exchange`."""
@@ -52,6 +48,27 @@ class DistributedExchange:
         dist.all_reduce(told, dist.ReduceOp.MAX)
         found: list[float] = told.tolist()
         return found
+
+    def _gathered(self, rows: torch.Tensor) -> torch.Tensor:
+        """[size * n, ...]: the `rows`, [n, ...] and as many everywhere, of all."""
+        everything = rows.new_empty(self.size * rows.shape[0], *rows.shape[1:])
+        if rows.is_cuda:
+            _all_gather(everything, rows)
+        else:
+            # Gloo's other collectives go round in several turns: between two processes a gather takes twice as long as
+            # this, and a reduction five times (0.23 beside 0.5 and 1.2 ms for a row of 2 KiB, on two cores).
+            dist.all_to_all_single(everything, rows.repeat(self.size, *[1] * (rows.dim() - 1)))
+        return everything
+
+    def _reduced(self, parts: torch.Tensor) -> torch.Tensor:
+        """[n, ...]: this engine's part of the sum of all engines' `parts`, [size * n, ...]."""
+        if parts.is_cuda:
+            own = parts.new_empty(parts.shape[0] // self.size, *parts.shape[1:])
+            _reduce_scatter(own, parts)
+            return own
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts)
+        return received.view(self.size, -1, *parts.shape[1:]).sum(0)
 
 
 def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
