@@ -22,6 +22,7 @@ from core.distributed.world import World
 LEFT: Final = -1
 """Stands for the number of a step: this engine will begin none any more."""
 LEAVE_SECONDS: Final = 5.0
+"""Seconds in which the others have heard that this one leaves."""
 MOST_SENT: Final = 8
 """Messages to one engine that are kept for their transfers."""
 
@@ -32,7 +33,6 @@ class Bells:
     def __init__(self, world: World) -> None:
         """All engines make theirs at the same time."""
         self.others = [rank for rank in range(world.size) if rank != world.rank]
-        self._rank = world.rank
         # Of its own: it waits while collectives run.
         self._group = dist.new_group(list(range(world.size)), backend="gloo")
         self._rung = dict.fromkeys(self.others, LEFT)

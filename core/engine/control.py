@@ -201,7 +201,7 @@ class EngineControl:
     def _refuse_ranks(self) -> None:
         if self._config.is_shared:
             name = self._config.shared_by
-            raise Unsupported(f"a server of several ranks ({name}) neither exchanges weights nor sleeps yet")
+            raise Unsupported(f"a model that processes share ({name}) is neither exchanged nor put to sleep yet")
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running = None

@@ -42,7 +42,8 @@ class HostEndings:
         """`chunk`: tokens of a chunk; a tail has 1 to `chunk` tokens."""
         self._tier = tier
         self._chunk = chunk
-        self._found: dict[Place, dict[bytes, HostEnding]] = {}
+        self._found: dict[Place, dict[int, dict[bytes, HostEnding]]] = {}
+        """By place, bytes of the tail, and tail: many prompts may end at one place, in few lengths."""
         self._recent: OrderedDict[HostEnding, None] = OrderedDict()
         """The least recently used first."""
 
@@ -58,15 +59,15 @@ class HostEndings:
         for count in range(len(pages), -1, -1):
             begin = count * self._chunk
             here = self._found.get((salt, pages[count - 1] if count else 0), {})
-            for size in sorted({len(tail) for tail in here}, reverse=True):
+            for size in sorted(here, reverse=True):
                 end = begin + size // ids.itemsize
-                if end <= len(ids) and usable(end) == end and (found := here.get(ids[begin:end].tobytes())):
+                if usable(end) == end and (found := here[size].get(ids[begin:end].tobytes())):
                     return found
         return None
 
     def at(self, place: Place, tail: bytes) -> HostEnding | None:
         """The one at `place` behind `tail`."""
-        return self._found.get(place, {}).get(tail)
+        return self._found.get(place, {}).get(len(tail), {}).get(tail)
 
     def end_of(self, ending: HostEnding, pages: Sequence[int]) -> int:
         """Tokens up to the end of `ending`, behind chunks that are the first of `pages`."""
@@ -79,7 +80,7 @@ class HostEndings:
 
     def add(self, ending: HostEnding) -> None:
         """Keep it from now on."""
-        self._found.setdefault(ending.place, {})[ending.tail] = ending
+        self._found.setdefault(ending.place, {}).setdefault(len(ending.tail), {})[ending.tail] = ending
         self._recent[ending] = None
 
     def __len__(self) -> int:
@@ -88,14 +89,16 @@ class HostEndings:
     @property
     def kept(self) -> int:
         """As many as `len`, counted by place."""
-        return sum(map(len, self._found.values()))
+        return sum(len(each) for here in self._found.values() for each in here.values())
 
     def drop(self, ending: HostEnding) -> int:
         """Keep it no longer; returns how many blocks that frees. The caller unlocks its node."""
         assert not ending.users, "a row waits for it"
         del self._recent[ending]
-        here = self._found[ending.place]
-        del here[ending.tail]
+        here, size = self._found[ending.place], len(ending.tail)
+        del here[size][ending.tail]
+        if not here[size]:
+            del here[size]
         if not here:
             del self._found[ending.place]
         self._tier.free(ending.copy)

@@ -50,7 +50,10 @@ class PrefixCopies:
         return self._prefixes.evicted
 
     def peek(self, ids: Ints, limit: int, salt: str) -> int:
-        """How many of the first `limit` tokens of `ids`, int64[n], have copies. Changes nothing."""
+        """How many of the first `limit` tokens of `ids`, int64[n], have copies, in whole chunks. Changes nothing.
+
+        Where rows hold more than keys this is an estimate: an ending may be behind all chunks, or behind none.
+        """
         return self._prefixes.peek(ids, limit, salt)
 
     def keep(self, row: int, ids: Ints, salt: str, prompt_len: int) -> None:

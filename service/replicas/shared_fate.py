@@ -1,7 +1,7 @@
 """Engines that share experts start together, meet each other, and end together.
 
 Those that start together are a generation, with a port of its own at which they meet. When one of them ends, or cannot
-start, the others cannot finish a step any more: the generation is over, all of it is ended, and who starts then is of
+start, the others cannot finish a step any more: the generation is over, all of it is ended, and what starts then is of
 the next one.
 """
 

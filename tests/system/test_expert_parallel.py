@@ -7,35 +7,19 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.chaos.process import PATIENCE, ServerProcess
 from tests.support.checkpoints import make_checkpoint
-from tests.system.test_replicas import SILENT, begun, engines, outcomes
+from tests.system.test_replicas import SILENT, begun, engines, of_two_engines, outcomes
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """The real one."""
-    made = ServerProcess(
-        *(None, "service"),
-        model=make_checkpoint("qwen3_moe", tmp_path / "model", max_position_embeddings=4096),
-        data_parallel=2,
-        expert_parallel=True,
-        drain_grace=20,
-    )
-    children: list[psutil.Process] = []
-    try:
-        made.wait_ready()
-        children = engines(made)
-        yield made
-    finally:
-        if made.process.poll() is None:
-            children = engines(made)
-        made.close()
-        _, left = psutil.wait_procs(children, timeout=PATIENCE)
-        assert not left, "engines outlived their server"
+    """With a model of experts."""
+    model = make_checkpoint("qwen3_moe", tmp_path / "model", max_position_embeddings=4096)
+    with of_two_engines(model=model, expert_parallel=True) as started:
+        yield started
 
 
 async def test_all_engines_end_with_one_and_serve_again(server: ServerProcess) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -19,10 +20,10 @@ SILENT = 40.0
 """Seconds within which a frozen process is found, killed and replaced: 30 of silence, and a start."""
 
 
-@pytest.fixture
-def server() -> Iterator[ServerProcess]:
-    """The real one, of two engines with the bundled model."""
-    started = ServerProcess(program="service", data_parallel=2, drain_grace=20)
+@contextmanager
+def of_two_engines(**settings: Any) -> Iterator[ServerProcess]:
+    """The real server, which serves; none of its engines outlives it."""
+    started = ServerProcess(program="service", data_parallel=2, drain_grace=20, **settings)
     children: list[psutil.Process] = []
     try:
         started.wait_ready()
@@ -34,6 +35,13 @@ def server() -> Iterator[ServerProcess]:
         started.close()
         _, left = psutil.wait_procs(children, timeout=PATIENCE)
         assert not left, "engines outlived their server"
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    """With the bundled model."""
+    with of_two_engines() as started:
+        yield started
 
 
 def engines(server: ServerProcess) -> list[psutil.Process]:

@@ -1,8 +1,8 @@
 """Layers of experts in which the rows of several engines meet.
 
 Each engine attends and routes for its own rows. In a layer of experts it gets the rows of all, computes what its own
-experts make of them, and gets back the sums of its own rows. So does
-vLLM's backend of all-gather and reduce-scatter.
+experts make of them, and gets back the sums of its own rows. vLLM
+has a backend that does the same by all-gather and reduce-scatter.
 
 An engine without a step has rows in none of the layers and runs only these, since the others' rows need its experts.
 vLLM and SGLang run a whole step there, over a dummy or an empty batch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import threading
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -256,3 +257,21 @@ async def test_one_that_is_cancelled_has_ended_when_it_says_so() -> None:
         other = np.zeros(keys.bytes.size, np.uint8)
         assert await taker.take(giver.address, wanted(), [other.data]) == 5
         assert not space.any() and await overs.next() is True
+
+
+async def test_a_connection_is_closed_whose_task_never_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the engine stops right behind what it has accepted."""
+    with sides() as (giver, _):
+        keep = giver._keep
+
+        def cancelled(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            task = keep(work)
+            task.cancel()
+            return task
+
+        monkeypatch.setattr(giver, "_keep", cancelled)
+        reader, writer = await asyncio.open_connection(*giver.address)
+        try:
+            assert await asyncio.wait_for(reader.read(), 10) == b"", "not a word, and no connection"
+        finally:
+            writer.close()

@@ -69,6 +69,15 @@ def test_an_ending_is_kept_once_and_behind_its_chunks_only() -> None:
     assert used == (EACH + 1 + STATE) * BLOCK
 
 
+def test_an_ending_that_is_left_again_counts_as_used() -> None:
+    world = World(2 * (EACH + 1 + STATE))
+    for place in (1, 2, 1):
+        world.keep(ids(place, 5), 6)
+    assert world.tier.take(CHUNK) is not None
+    # Not asked by `find`, which would count as a use.
+    assert world.end_of(ids(2, 5)) == 0 and world.end_of(ids(1, 5)) == 6
+
+
 def test_chunks_without_an_ending_give_way_first_then_the_oldest_ending_with_its_chunks() -> None:
     world = World(3 * EACH + 2 * (1 + STATE))
     first = world.keep(ids(1, 5), 6)

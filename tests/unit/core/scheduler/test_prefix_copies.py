@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from core.memory.host_prefixes import HostPrefixes
@@ -131,3 +133,16 @@ def test_one_token_is_left_to_compute_and_images_stay_whole() -> None:
     assert seat is not None
     cut = world.copies.fetch(seat, longer, "", lambda tokens: tokens if tokens < 3 else 3)
     assert cut.cached_tokens == 0, "fewer than a chunk, and more than nothing"
+
+
+def test_a_row_that_holds_more_than_keys_takes_all_from_one_memory() -> None:
+    """From that which has more; but for a limit by which room was made nothing is changed."""
+    world, prompt = World(), ids(3 * CHUNK)
+    others: Any = [None]
+    copies = PrefixCopies(world.prefixes, world.memory, world.outgoing, others)
+    assert copies.at_most(prompt, "", int, None) is None, "nothing is there"
+    world.prefixes.extend(prompt[: 2 * CHUNK], "")
+    assert world.prefixes.end(prompt[: 2 * CHUNK], "", ()) is not None
+    assert copies.at_most(prompt, "", int, None) == 0 and copies.at_most(prompt, "", int, PAGE) == PAGE
+    world.serve(prompt)
+    assert copies.at_most(prompt, "", int, None) is None, "the device has as much"
