@@ -138,6 +138,23 @@ async def test_what_the_device_has_is_not_fetched(checkpoint_of: Callable[[str],
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_next"])
+async def test_more_in_host_memory_is_taken_before_less_on_the_device(
+    checkpoint_of: Callable[[str], Path], kind: str
+) -> None:
+    """A row goes on from one place: what the device has of a shorter prompt would keep all the rest from coming."""
+    directory, (first, *others) = checkpoint_of(kind), rounds()
+    shorter = dataclasses.replace(first, token_ids=(first.token_ids or ())[:13])
+    async with started(build_engine(small(config(directory, TIGHT, room=ROOM, overlap=True, cache="radix")))) as engine:
+        said = await answer(engine, first)
+        for each in (*others[:5], shorter):
+            await answer(engine, each)
+        before = engine.stats
+        assert await answer(engine, first) == said
+        after = engine.stats
+    assert after.host_fetched_tokens - before.host_fetched_tokens == 28
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_next"])
 async def test_a_small_host_memory_gives_what_it_has_of_windows_and_states(
     checkpoint_of: Callable[[str], Path], kind: str
 ) -> None:
