@@ -42,7 +42,8 @@ SELDOM = {
     **dict.fromkeys(("draft_cut_at_limit", "draft_row_reused", "draft_retracted", "draft_partly", "adapter_drafts"), 0),
 }
 """What takes rare company, or belongs to few seeds. The least of four sweeps of `SEEDS` hit the first fourteen 0 to 9
-times (`decode_owed` 0 to 60 in five, each in a seed or two), so that only the long sweep of the soak can ask for them; the others 5 to 29 times, often many in one seed.
+times (`decode_owed` 0 to 60 in five, each in a seed or two), so that only the long sweep of the soak can ask for them;
+the others 5 to 29 times, often many in one seed.
 """
 FAULTS = (
     *("abort_in_intake", "abort_waiting", "abort_prefilling", "abort_decoding", "abort_retracted", "abort_in_flight"),
