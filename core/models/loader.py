@@ -68,8 +68,8 @@ def load_model(
     refuse_at_load(checkpoint, config.quantization, encoder_decoder=encoder_decoder)
     report("check", 1.0)
     shared = config.is_shared
-    if shared and (why := _why_not_shared(checkpoint, encodes=encoder_decoder or is_encoder(checkpoint))):
-        raise ModelLoadError(f"{config.shared_by} is not possible with {checkpoint.model_type!r} yet: it {why}")
+    if shared:
+        _refuse_to_share(checkpoint, config.shared_by)
     if ring is not None:
         from core.models.stages.staged_model import load_staged
 
@@ -89,7 +89,7 @@ def load_model(
 
 
 def check_parts(config: ModelConfig) -> None:
-    """Check, before other processes are started, that they can share the checkpoint: by its configuration alone.
+    """Check, before other processes are started, that they can share the checkpoint: by its files, without weights.
 
     Raises ModelLoadError, as `load_model` would.
     """
@@ -100,20 +100,26 @@ def check_parts(config: ModelConfig) -> None:
     from core.models.hf.shards import check_heads
     from core.models.stages.stage import check_layers
 
-    hf_config = read_configuration(check_checkpoint(config.path))
+    checkpoint = check_checkpoint(config.path)
+    _refuse_to_share(checkpoint, config.shared_by)
+    hf_config = read_configuration(checkpoint)
     check_heads(hf_config, config.tensor_parallel)
     check_layers(hf_config, config.pipeline_parallel)
     if config.peers is not None:
         refuse_by_experts(hf_config, config.peers.size)
 
 
-def _why_not_shared(checkpoint: CheckpointConfig, *, encodes: bool) -> str:
-    """What ranks cannot do yet of what the checkpoint does; empty where they can all of it."""
-    if encodes:
-        return "encodes"
-    if checkpoint.model_type in VISION_FAMILIES:
-        return "reads images"
-    return "" if checkpoint.labels is None else "has a head that judges"
+def _refuse_to_share(checkpoint: CheckpointConfig, shared_by: str) -> None:
+    """Raises ModelLoadError for what ranks cannot do yet of what the checkpoint does."""
+    why = ""
+    if _is_encoder_decoder(checkpoint) or is_encoder(checkpoint):
+        why = "encodes"
+    elif checkpoint.model_type in VISION_FAMILIES:
+        why = "reads images"
+    elif checkpoint.labels is not None:
+        why = "has a head that judges"
+    if why:
+        raise ModelLoadError(f"{shared_by} is not possible with {checkpoint.model_type!r} yet: it {why}")
 
 
 def load_head(config: ModelConfig, model: Model, device: torch.device) -> LabelHead | None:

@@ -163,7 +163,7 @@ async def test_what_ranks_cannot_do_yet_is_refused_by_name(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("gpt_oss", "transformers shares out no layer of 'gpt_oss'"),
+        pytest.param("gpt_oss", "transformers shares out no layer of 'gpt_oss'", marks=pytest.mark.nightly),
         ("mistral", "num_key_value_heads is 1, no multiple of it"),
     ],
 )

@@ -15,8 +15,8 @@ from tests.proofs.sim.shell.sweep import Sweep, corpus, play, sweep, told
 from tests.proofs.sim.story import Story
 from tests.support.repository import ROOT
 
-SEEDS = 250
-HITS = 10
+SEEDS = 200
+HITS = 8
 """At least so often must each of these have happened in a sweep: what never happens proves nothing."""
 SELDOM = (
     *("StreamTakenOver", "StreamExpired", "PositionTooOld", "back_after_loss"),

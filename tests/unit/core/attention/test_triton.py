@@ -71,6 +71,7 @@ DEAR = (
     "or decoder_equals or captured_steps or counts_from_zero or two_launches or (written_out and bfloat16) "
     "or 4-wide-gqa or sinks-window or any_width[extend] or hidden_from_all[None] or more_biases or sampler[2600] "
     "or changes_happen_once or padded or writes_every or taken_back[_rotate] or adapters_of_their_rows or no_place_for "
+    "or can_be_captured[codes] or grids_can or hidden_from_all[5] or plain_sampler[777] "
     "or are_proved or fixed_parts or fused_decoders_are"
 )
 """Nine tenths of the time of all; `KEPT` of them are in every run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from core.errors import InvalidRequest
+from core.errors import Draining
 from core.text.chat_renderer import PROCESSES, ChatRenderer
 from core.text.tokenizer import Tokenizer
 from core.types.chat import ChatMessage
@@ -28,8 +28,9 @@ async def test_texts_need_none_of_what_templates_hold(tokenizer: Tokenizer) -> N
             assert await engine.tokenize("hello", add_special_tokens=False)
             await read(engine, ask((9, 8), tokens=4))
             assert not any(task.done() for task in asking), "texts waited for a template to end"
+            renderer.close()
             ended = await asyncio.gather(*asking, return_exceptions=True)
-        assert [type(each) for each in ended] == [InvalidRequest] * PROCESSES
+        assert [type(each) for each in ended] == [Draining] * PROCESSES
     finally:
         tokenizer.chats = before
 

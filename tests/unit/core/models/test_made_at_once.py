@@ -37,14 +37,15 @@ threads = [threading.Thread(target=work) for _ in range(2)]
 print(len(made), flush=True)
 made.clear()
 """
-MAKERS = {
-    "Product": (PRODUCTS, "compiled.Product(crew, False, matrix, None, None)"),
-    "Experts": (PRODUCTS, "compiled.Experts(crew, experts, None, False)"),
-    "Decoder": (DECODER, "compiled.Decoder(1, 1, 8, 1, False, matrix, norm, dense, (1.0, 1.0, 0.0))"),
-}
+PRODUCT = "compiled.Product(crew, False, matrix, None, None)"
+MAKERS = [
+    pytest.param(PRODUCTS, PRODUCT, id="Product", marks=pytest.mark.nightly),
+    pytest.param(PRODUCTS, "compiled.Experts(crew, experts, None, False)", id="Experts"),
+    pytest.param(DECODER, "compiled.Decoder(1, 1, 8, 1, False, matrix, norm, dense, (1.0, 1.0, 0.0))", id="Decoder"),
+]
 
 
-@pytest.mark.parametrize(("library", "made"), MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize(("library", "made"), MAKERS)
 def test_threads_may_make_them_at_once(library: Library, made: str) -> None:
     try:
         library.load()
