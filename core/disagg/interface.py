@@ -101,7 +101,14 @@ class Taker(Protocol):
     async def take(self, address: tuple[str, int], wanted: Wanted, parts: Sequence[memoryview]) -> int:
         """Fill `parts`; returns how many tokens of the prompt were not computed for it. Raises TransferFailed.
 
-        When it returns, raises or is cancelled, nothing writes to `parts` any more.
+        When it returns nothing writes to `parts` any more; where it raises or is cancelled, once `settle` says so.
+        """
+        ...
+
+    def settle(self, parts: Sequence[memoryview], then: Callable[[], None]) -> None:
+        """Behind a `take` that has failed or was cancelled: call `then` once nothing writes to its `parts` any more.
+
+        It is called on the engine's loop: mostly at once, and not at all where `close` comes before.
         """
         ...
 

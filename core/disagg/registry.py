@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from core.disagg.carrier import Receiver, Sender
 from core.disagg.interface import Facts, Giver, Taker
+from core.disagg.nixl_agent import NixlAgent
+from core.disagg.over_nixl import NixlReceiver, NixlSender
 from core.disagg.tcp_giver import TcpGiver
 from core.disagg.tcp_taker import TcpTaker
-from core.disagg_config import DisaggConfig
+from core.disagg_config import DisaggConfig, is_loopback
 from core.errors import ConfigError
 
 LEAST_SECRET: Final = 16
@@ -24,26 +28,46 @@ class TransferEngine:
     giver: Callable[[DisaggConfig, bytes, str, Callable[[], Facts]], Giver]
     """Of (configuration, shared secret, id of the engine, what it must have in common with others)."""
     taker: Callable[[DisaggConfig, bytes, Callable[[], Facts]], Taker]
+    package: str = ""
+    """What it needs beside ours, which is an extra of the same name; empty for none."""
 
 
-def _tcp_giver(config: DisaggConfig, secret: bytes, engine_id: str, facts: Callable[[], Facts]) -> Giver:
+def _giver(
+    config: DisaggConfig, secret: bytes, engine_id: str, facts: Callable[[], Facts], sender: Sender | None = None
+) -> Giver:
     bound, timeout = (config.transfer_host, config.transfer_port), config.transfer_timeout
-    return TcpGiver(bound, config.transfer_advertise, secret, engine_id, facts, timeout)
+    return TcpGiver(bound, config.transfer_advertise, secret, engine_id, facts, timeout, sender)
 
 
-def _tcp_taker(config: DisaggConfig, secret: bytes, facts: Callable[[], Facts]) -> Taker:
-    return TcpTaker(config.networks, secret, facts, config.transfer_timeout)
+def _taker(config: DisaggConfig, secret: bytes, facts: Callable[[], Facts], receiver: Receiver | None = None) -> Taker:
+    return TcpTaker(config.networks, secret, facts, config.transfer_timeout, receiver)
 
 
-TRANSFER_ENGINES: Final = {"tcp": TransferEngine(_tcp_giver, _tcp_taker)}
+def _nixl_giver(config: DisaggConfig, secret: bytes, engine_id: str, facts: Callable[[], Facts]) -> Giver:
+    agent = NixlAgent(loopback=is_loopback(config.transfer_host))
+    return _giver(config, secret, engine_id, facts, NixlSender(agent))
+
+
+def _nixl_taker(config: DisaggConfig, secret: bytes, facts: Callable[[], Facts]) -> Taker:
+    agent = NixlAgent(loopback=all(each.is_loopback for each in config.networks))
+    return _taker(config, secret, facts, NixlReceiver(agent))
+
+
+TRANSFER_ENGINES: Final = {
+    "tcp": TransferEngine(_giver, _taker),
+    "nixl": TransferEngine(_nixl_giver, _nixl_taker, package="nixl"),
+}
 
 
 def transfer_engine(config: DisaggConfig) -> TransferEngine:
-    """The way of `config`. Raises ConfigError for a name that is none."""
+    """The way of `config`. Raises ConfigError for a name that is none, and for a package that is not installed."""
     found = TRANSFER_ENGINES.get(config.transfer_engine)
     if found is None:
         named = ", ".join(TRANSFER_ENGINES)
         raise ConfigError(f"transfer_engine must be one of {named}; got {config.transfer_engine!r}")
+    if found.package and find_spec(found.package) is None:
+        need = f"needs a package that is not installed: pip install 'slipstream[{found.package}]'"
+        raise ConfigError(f"transfer_engine {config.transfer_engine} {need}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Gives keys away over plain TCP: a peer connects, says what it wants, and gets the bytes once they are there."""
+"""Gives keys away: a peer connects over TCP, says what it wants, and gets the bytes once they are there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any, Final
 
 from core.disagg import frames
+from core.disagg.carrier import Sender, StreamSender
 from core.disagg.frames import BadFrame, Message
 from core.disagg.interface import Facts, Offer, Wanted
+from core.disagg.line import Line
 from core.disagg.rooms import Room, Rooms
 from core.disagg.transfer_thread import TransferThread
 from core.errors import StartupError
@@ -28,7 +30,7 @@ MOST_PEERS: Final = 1024
 
 
 class TcpGiver:
-    """The `Giver` over TCP."""
+    """The `Giver` to which peers connect over TCP."""
 
     def __init__(
         self,
@@ -38,8 +40,12 @@ class TcpGiver:
         engine_id: str,
         facts: Callable[[], Facts],
         timeout: float,
+        sender: Sender | None = None,
     ) -> None:
-        """`bound`: where to listen. `facts`: asked on another thread. Raises StartupError for an address in use."""
+        """`bound`: where to listen. `facts`: asked on another thread. `sender`: of bytes; over TCP too without one.
+
+        Raises StartupError for an address in use.
+        """
         try:
             family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
             both = bound[0] == "::" and socket.has_dualstack_ipv6()
@@ -49,6 +55,7 @@ class TcpGiver:
         self._listener.setblocking(False)
         self.address = (advertise or bound[0], int(self._listener.getsockname()[1]))
         self._secret, self._engine_id, self._facts, self._timeout = secret, engine_id, facts, timeout
+        self._sender = sender or StreamSender()
         self._thread = TransferThread("slipstream-give")
         self._tasks: set[asyncio.Task[None]] = set()
         self._rooms: Rooms
@@ -76,6 +83,7 @@ class TcpGiver:
         self._listener.close()
         # Nothing runs there any more.
         self._rooms.close()
+        self._sender.close()
 
     def _begin(self) -> None:
         self._rooms = Rooms(self._timeout)
@@ -113,28 +121,29 @@ class TcpGiver:
             asked, back = hello.get("asked"), hello.get("nonce")
             if not (isinstance(asked, dict) and isinstance(back, str)):
                 raise BadFrame("nothing asked")
+            line = Line(peer, self._secret, back, self._timeout)
             if not frames.proves(hello.get("proof"), self._secret, "take", drawn, asked):
-                await self._say(peer, back, {"status": "unauthenticated"})
+                await line.say({"status": "unauthenticated"})
                 return
-            await self._answer(peer, back, asked)
+            await self._answer(line, asked)
 
-    async def _answer(self, peer: socket.socket, back: str, asked: Message) -> None:
+    async def _answer(self, line: Line, asked: Message) -> None:
         if differ := self._differ(asked):
-            await self._say(peer, back, {"status": "mismatch", "differ": differ})
+            await line.say({"status": "mismatch", "differ": differ})
             return
         wanted = _wanted(asked)
-        room = await self._room(peer, back, wanted)
+        room = await self._room(line, wanted)
         # Asked again: it may have waited while weights changed here.
         if differ := self._differ(asked):
-            await self._say(peer, back, {"status": "mismatch", "differ": differ})
+            await line.say({"status": "mismatch", "differ": differ})
             return
         if room is None or room.offer is None:
-            await self._say(peer, back, {"status": "gone"})
+            await line.say({"status": "gone"})
             return
         self._rooms.begin(wanted.room, room)
         delivered = False
         try:
-            await self._give(peer, back, wanted, room.offer)
+            await self._give(line, wanted, room.offer)
             delivered = True
         finally:
             self._rooms.sent(wanted.room, room, delivered=delivered)
@@ -145,7 +154,7 @@ class TcpGiver:
         known = theirs if isinstance(theirs, dict) else {}
         return sorted(name for name in facts.keys() | known.keys() if known.get(name, self) != facts.get(name, self))
 
-    async def _room(self, peer: socket.socket, back: str, wanted: Wanted) -> Room | None:
+    async def _room(self, line: Line, wanted: Wanted) -> Room | None:
         """The room once what is wanted is offered there; None if that is not going to be."""
         if wanted.engine_id not in ("", self._engine_id) or self._rooms.is_gone(wanted.room):
             return None
@@ -168,23 +177,12 @@ class TcpGiver:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, self._timeout / 3, WAIT_SECONDS)):
                     await news.wait()
-            await self._say(peer, back, {"status": "wait"})
+            await line.say({"status": "wait"})
 
-    async def _give(self, peer: socket.socket, back: str, wanted: Wanted, offer: Offer) -> None:
+    async def _give(self, line: Line, wanted: Wanted, offer: Offer) -> None:
         parts = offer.parts(wanted.start)
-        told = {"status": "ready", "cached": offer.cached_tokens, "bytes": sum(map(len, parts))}
-        await self._say(peer, back, told)
-        loop = asyncio.get_running_loop()
-        for piece in frames.slices(parts):
-            async with asyncio.timeout(self._timeout):
-                await loop.sock_sendall(peer, piece)
-        async with asyncio.timeout(self._timeout):
-            if (await frames.receive(peer)).get("status") != "got":
-                raise BadFrame("no acknowledgement")
-
-    async def _say(self, peer: socket.socket, back: str, said: Message) -> None:
-        async with asyncio.timeout(self._timeout):
-            await frames.send(peer, {"said": said, "proof": frames.proof(self._secret, "give", back, said)})
+        ready = {"status": "ready", "cached": offer.cached_tokens, "bytes": sum(map(len, parts))}
+        await self._sender.send(line, ready, parts)
 
 
 def _wanted(asked: Message) -> Wanted:

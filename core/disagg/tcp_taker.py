@@ -1,4 +1,4 @@
-"""Fetches keys over plain TCP: see `core.disagg.tcp_giver`."""
+"""Fetches keys from an engine that is asked over TCP: see `core.disagg.tcp_giver`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from core.disagg import frames
+from core.disagg.carrier import Receiver, StreamReceiver
 from core.disagg.frames import BadFrame, Message
 from core.disagg.interface import Facts, TransferFailed, Wanted
+from core.disagg.line import Line
 from core.disagg.transfer_thread import TransferThread
 from core.disagg_config import Network
 
@@ -21,19 +23,42 @@ CONNECT_SECONDS: Final = 5.0
 
 
 class TcpTaker:
-    """The `Taker` over TCP. Connects to addresses in `networks` only: requests name the address."""
+    """The `Taker` that connects over TCP, to addresses in `networks` only: requests name the address."""
 
-    def __init__(self, networks: Sequence[Network], secret: bytes, facts: Callable[[], Facts], timeout: float) -> None:
+    def __init__(
+        self,
+        networks: Sequence[Network],
+        secret: bytes,
+        facts: Callable[[], Facts],
+        timeout: float,
+        receiver: Receiver | None = None,
+    ) -> None:
+        """`receiver`: of bytes; over TCP too if there is none."""
         self._networks, self._secret, self._facts, self._timeout = tuple(networks), secret, facts, timeout
+        self._receiver = receiver or StreamReceiver()
         self._thread = TransferThread("slipstream-take")
 
     async def take(self, address: tuple[str, int], wanted: Wanted, parts: Sequence[memoryview]) -> int:
         """See `Taker`."""
         return await self._thread.run(lambda: self._take(address, wanted, parts))
 
+    def settle(self, parts: Sequence[memoryview], then: Callable[[], None]) -> None:
+        """See `Taker`."""
+        if self._receiver.is_quiet(parts):
+            then()
+            return
+        home = asyncio.get_running_loop()
+
+        async def wait() -> None:
+            await self._receiver.quiet(parts)
+            home.call_soon_threadsafe(then)
+
+        self._thread.begin(wait)
+
     def close(self) -> None:
         """See `Taker`."""
         self._thread.close()
+        self._receiver.close()
 
     async def _take(self, address: tuple[str, int], wanted: Wanted, parts: Sequence[memoryview]) -> int:
         try:
@@ -77,31 +102,15 @@ class TcpTaker:
         asked = {"facts": dict(self._facts()), **dataclasses.asdict(wanted)}
         hello = {"asked": asked, "nonce": back, "proof": frames.proof(self._secret, "take", drawn, asked)}
         await frames.send(sock, hello)
-        while (said := await self._said(sock, back))["status"] == "wait":
+        line = Line(sock, self._secret, back, self._timeout)
+        while (said := await line.said())["status"] == "wait":
             pass
         self._refuse(said)
         cached = said.get("cached")
         if said.get("bytes") != sum(map(len, parts)) or type(cached) is not int or not 0 <= cached <= wanted.tokens:
             raise BadFrame("other bytes than were asked for")
-        for piece in frames.slices(parts):
-            async with asyncio.timeout(self._timeout):
-                await frames.fill(sock, piece)
-        async with asyncio.timeout(self._timeout):
-            await frames.send(sock, {"status": "got"})
+        await self._receiver.receive(line, said, parts)
         return cached
-
-    async def _said(self, sock: socket.socket, back: str) -> Message:
-        async with asyncio.timeout(self._timeout):
-            message = await frames.receive(sock)
-        said = message.get("said")
-        if not isinstance(said, dict) or not isinstance(said.get("status"), str):
-            raise BadFrame("nothing said")
-        # That the secret is another one is said by an engine that cannot prove it either.
-        if said["status"] == "unauthenticated" or not frames.proves(
-            message.get("proof"), self._secret, "give", back, said
-        ):
-            raise TransferFailed("unauthenticated", "the two engines have different transfer secrets")
-        return said
 
     def _refuse(self, said: Message) -> None:
         status = said["status"]

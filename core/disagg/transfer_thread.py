@@ -15,6 +15,7 @@ class TransferThread:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
+        self._begun: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._closed = False
@@ -23,6 +24,16 @@ class TransferThread:
         """Call `function(*args)` on this thread soon; in the order of these calls. Nothing once closed."""
         if not self._closed:
             self.loop.call_soon_threadsafe(function, *args)
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `work()` on this thread; it ends by itself, or is cancelled by `close`."""
+
+        def start() -> None:
+            task = self.loop.create_task(work())
+            self._begun.add(task)
+            task.add_done_callback(self._begun.discard)
+
+        self.call(start)
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `work()`, which runs on this thread. If cancelled, `work` has ended when this raises.

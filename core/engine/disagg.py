@@ -15,6 +15,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +63,7 @@ def facts_of(config: EngineConfig, spec: ModelSpec, pools: Pools) -> dict[str, A
         "quantization": f"{spec.quantization} {config.model.quantization}",
         "dtype": str(spec.dtype),
         "kv_cache_dtype": config.model.kv_cache_dtype,
+        "transfer_engine": config.disagg.transfer_engine,
         "page_size": pools.memory.page_size,
         "layers": hashlib.sha256(shapes.encode()).hexdigest(),
     }
@@ -272,15 +274,16 @@ class Disagg:
         if copy is None:
             self._decline(source, wanted)
             raise TransferFailed("no_room", f"host memory has no room for {tokens - start} tokens")
+        parts = taking.views(copy)
         try:
             await ready.wait()
             if taking.era != era or scheduler.held:
                 raise TransferFailed("asleep", "weights or pools were exchanged meanwhile")
-            cached = await taker.take((source.host, source.port), wanted, taking.views(copy))
+            cached = await taker.take((source.host, source.port), wanted, parts)
             if taking.era != era:
                 raise TransferFailed("asleep", "weights or pools were exchanged meanwhile")
         except BaseException:
-            taking.give_up(copy)
+            taker.settle(parts, partial(taking.give_up, copy))
             raise
         taking.adopt(req, Arrived(copy, start, cached))
 

@@ -24,6 +24,7 @@ from tests.proofs.equivalence.test_host_prefixes import CHUNK, in_turn, rounds, 
 from tests.proofs.equivalence.test_rejoining import ROOM, ROOMY, TIGHT, Answer, answers, config, requests
 from tests.support.engines import started
 from tests.support.judges import make_judge
+from tests.support.ports import listening
 from tests.support.until import until
 
 SHARED = ("qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text", "cohere2", "llama4_text", "mixtral", "qwen3_moe")
@@ -99,15 +100,6 @@ async def test_embeddings_and_prompt_log_probabilities(checkpoint_of: Callable[[
         found = await asked(engine)
     for want, got in zip(expected, found, strict=True):
         assert len(want) and got == pytest.approx(want, abs=1e-4)
-
-
-def listening() -> set[str]:
-    """Addresses, hexadecimal, that this process listens on."""
-    own = {os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink() and each.exists()}
-    rows = [
-        line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{kind}").read_text().splitlines()
-    ]
-    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own}
 
 
 @pytest.mark.nightly

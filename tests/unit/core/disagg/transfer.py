@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from core.disagg.carrier import Receiver, Sender
 from core.disagg.interface import Offer, Wanted
 from core.disagg.tcp_giver import TcpGiver
 from core.disagg.tcp_taker import TcpTaker
@@ -69,13 +70,19 @@ def offer(keys: Keys, **changes: Any) -> Offer:
 
 @contextmanager
 def sides(
-    giving: dict[str, Any] | None = None, taking: dict[str, Any] | None = None, timeout: float = TIMEOUT
+    giving: dict[str, Any] | None = None,
+    taking: dict[str, Any] | None = None,
+    timeout: float = TIMEOUT,
+    sender: Sender | None = None,
+    receiver: Receiver | None = None,
 ) -> Iterator[tuple[TcpGiver, TcpTaker]]:
     """A giver and a taker that fit, but for what is changed in either."""
     given = {"secret": SECRET, "facts": FACTS} | (giving or {})
     taken = {"secret": SECRET, "facts": FACTS, "networks": (LOOPBACK,)} | (taking or {})
-    giver = TcpGiver(("127.0.0.1", 0), None, given["secret"], ENGINE, lambda: given["facts"], timeout)
-    taker = TcpTaker(taken["networks"], taken["secret"], lambda: taken["facts"], taken.get("timeout", timeout))
+    giver = TcpGiver(("127.0.0.1", 0), None, given["secret"], ENGINE, lambda: given["facts"], timeout, sender)
+    taker = TcpTaker(
+        taken["networks"], taken["secret"], lambda: taken["facts"], taken.get("timeout", timeout), receiver
+    )
     try:
         yield giver, taker
     finally:
