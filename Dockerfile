@@ -20,7 +20,7 @@ ARG PIP_INDEX_URL
 WORKDIR /src
 COPY pyproject.toml .
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; o = p['optional-dependencies']; \
-    extras = ['quantization', 'grammar', 'vision', 'gateway', 'otel'] + ['cuda'] * ('${VARIANT}' == 'cuda'); \
+    extras = ['quantization', 'grammar', 'vision', 'gateway', 'otel'] + ['cuda', 'nixl'] * ('${VARIANT}' == 'cuda'); \
     print(*p['dependencies'], *(each for extra in extras for each in o[extra]), sep='\n')" > requirements.txt
 # Without an index of its own the CUDA variant's PyTorch comes from where everything else comes from.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf python -m venv /opt/slipstream \

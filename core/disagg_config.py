@@ -28,7 +28,9 @@ class DisaggConfig:
         "prefilled. Each role also serves whole requests.",
         choices=ROLES,
     )
-    transfer_engine: str = setting("tcp", GROUP, "How keys and values travel: a name of core.disagg.registry.")
+    transfer_engine: str = setting(
+        "tcp", GROUP, "How keys and values travel: tcp, or nixl (RDMA, shared memory or TCP; the extra nixl)."
+    )
     transfer_host: str = setting(
         "127.0.0.1", GROUP, "Address at which a server that prefills gives them away; not loopback: needs a secret."
     )

@@ -1,6 +1,6 @@
 """`slipstream bench pd`: what it costs that one engine computes a prompt and another one decodes it.
 
-First tokens through two engines are measured beside those of one, and keys over TCP beside plain sockets
+First tokens through two engines are measured beside those of one, and keys beside bytes that go without our protocol
 (`service.bench.key_rates`), each pair by turns. Ends with status 1 if the keys of a request do not arrive.
 """
 
@@ -29,6 +29,7 @@ from core.types.io import Delta, Finished, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from service.bench.family_shapes import FAMILY_SHAPES
 from service.bench.key_rates import measure_rates
+from service.bench.plain_bytes import PLAIN
 from service.bench.random_checkpoint import save_random_checkpoint
 from service.bench.workloads import FIRST_ID
 from service.process.switch_interval import shorten_switch_interval
@@ -71,14 +72,17 @@ class FirstTokens:
 @click.option("--family", default="llama", show_default=True, help="Of the model, as in bench cpu --families.")
 @click.option("--dtype", default="bfloat16", show_default=True, help="Of the weights.")
 @click.option("--threads", default=2, show_default=True, help="Of each engine.")
+@click.option(
+    "--transfer-engine", "way", type=click.Choice(list(PLAIN)), default="tcp", show_default=True, help="Of keys."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
-def pd(nbytes: int, prompt: int, rounds: int, family: str, dtype: str, threads: int, as_json: bool) -> None:
+def pd(nbytes: int, prompt: int, rounds: int, family: str, dtype: str, threads: int, way: str, as_json: bool) -> None:
     """What prefill on one engine and decode on another costs on this machine.
 
     First, bytes per second of the keys of one prompt from a process that gives them to this one, over loopback. They
     lie in pieces of 256 KiB to 1 MiB, as in host memory that was used for a while. Beside them plain blocking sockets
-    send the same bytes between the same two processes, as fast as TCP goes here. Each process has a core of its own,
-    if there are two. The ratio should be 0.7 or more.
+    send the same bytes between the same two processes, as fast as TCP goes here; with --transfer-engine nixl, one read
+    of NIXL fetches all of them. Each process has a core of its own, if there are two. The ratio should be 0.7 or more.
 
     Then, seconds to the first token through an engine that prefills and one that decodes, asked one after the other as
     by a gateway of vLLM's dialect. Beside them one engine that does both, and the decoding engine alone: it fetches the
@@ -88,13 +92,13 @@ def pd(nbytes: int, prompt: int, rounds: int, family: str, dtype: str, threads: 
     """
     shorten_switch_interval(writes=True)
     try:
-        rates = measure_rates(nbytes, rounds)
+        rates = measure_rates(nbytes, rounds, way)
     except TransferFailed as error:
         raise click.ClickException(f"keys did not arrive ({error.reason}): {error}") from None
     click.echo(f"keys of {nbytes:,} bytes, from process to process")
-    click.echo(f"  {'plain sockets':<22}{rates.raw / 1e9:10.3f} GB/s")
+    click.echo(f"  {PLAIN[way].name:<22}{rates.raw / 1e9:10.3f} GB/s")
     click.echo(f"  {'giver to taker':<22}{rates.keys / 1e9:10.3f} GB/s{rates.ratio:9.3f} x, at least {LEAST_RATIO}")
-    first = measure_first_tokens(prompt, rounds, family, dtype, threads)
+    first = measure_first_tokens(prompt, rounds, family, dtype, threads, way)
     click.echo(f"first token of a prompt of {prompt:,} tokens")
     click.echo(f"  {'one engine':<22}{first.one:10.4f} s")
     click.echo(f"  {'prefill, then decode':<22}{first.both:10.4f} s{first.added:+9.4f} s added")
@@ -107,16 +111,18 @@ def pd(nbytes: int, prompt: int, rounds: int, family: str, dtype: str, threads: 
         raise click.ClickException(f"{first.lost} of {first.asked} requests did without the keys ({why})")
 
 
-def measure_first_tokens(prompt: int, rounds: int, family: str, dtype: str, threads: int) -> FirstTokens:
+def measure_first_tokens(
+    prompt: int, rounds: int, family: str, dtype: str, threads: int, way: str = "tcp"
+) -> FirstTokens:
     """Make the model and three engines, and ask all ways in each of `rounds` rounds, behind one that warms up."""
     with tempfile.TemporaryDirectory() as name:
         context = prompt + MARGIN
         shape = FAMILY_SHAPES[family] | {"model_type": family, "max_position_embeddings": context}
         save_random_checkpoint(shape, getattr(torch, dtype), Path(name))
-        return asyncio.run(_first_tokens(name, prompt, rounds, dtype, threads))
+        return asyncio.run(_first_tokens(name, prompt, rounds, dtype, threads, way))
 
 
-async def _first_tokens(name: str, prompt: int, rounds: int, dtype: str, threads: int) -> FirstTokens:
+async def _first_tokens(name: str, prompt: int, rounds: int, dtype: str, threads: int, way: str) -> FirstTokens:
     async with AsyncExitStack() as stack:
         engines = []
         for role in ("both", "prefill", "decode"):
@@ -126,7 +132,7 @@ async def _first_tokens(name: str, prompt: int, rounds: int, dtype: str, threads
                     memory=MemoryConfig(PAGE, ROWS, ROWS * (prompt + MARGIN)),
                     scheduler=SchedulerConfig(),
                     executor=ExecutorConfig(device="cpu", cpu_threads=threads),
-                    disagg=DisaggConfig(role=role),
+                    disagg=DisaggConfig(role=role, transfer_engine=way),
                 )
             )
             engines.append(await built.start())

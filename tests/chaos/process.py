@@ -15,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ PATIENCE = 20.0
 """Seconds after which something that should have happened counts as missing."""
 
 
-def started(program: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a module with an interpreter of its own."""
+def started(
+    program: str, arguments: Sequence[str], environment: Mapping[str, str], within: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Start a module with an interpreter of its own. `within`: a command that runs it."""
     return subprocess.Popen(
-        [sys.executable, "-m", program, *arguments],
+        [*within, sys.executable, "-m", program, *arguments],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.PIPE,
@@ -51,19 +54,24 @@ class ServerProcess:
     """One server with free ports; `settings` are its flags. `close` kills what still runs.
 
     With the program `service` it is the real one: its model is real, and it cannot be probed. `forked`: not imported
-    anew; programs of the tests are, unless told otherwise.
+    anew; programs of the tests are, unless told otherwise. `within`: a command that runs it, and becomes it.
     """
 
     def __init__(
-        self, faults: Faults | None = None, program: str = EMULATED, forked: bool | None = None, **settings: Any
+        self,
+        faults: Faults | None = None,
+        program: str = EMULATED,
+        forked: bool | None = None,
+        within: Sequence[str] = (),
+        **settings: Any,
     ) -> None:
         defaults = {"model": bundled_model_dir(), "port": 0, "metrics_port": 0, "drain_linger": 0, "log_level": "error"}
         flags = [_flag(name.replace("_", "-"), value) for name, value in (defaults | settings).items()]
         environment = os.environ | (faults or Faults()).as_env() | {"OMP_NUM_THREADS": "1"}
         # A fork is quick. What the loader reads, and what imports read, takes a start.
         forked = program.startswith("tests.") if forked is None else forked
-        forked = forked and "LD_PRELOAD" not in environment
-        start = fork_server().start if forked else started
+        forked = forked and "LD_PRELOAD" not in environment and not within
+        start = fork_server().start if forked else partial(started, within=within)
         self.process = start(program, ["serve", *flags], environment)
         self.pid = self.process.pid
         self.errors = ""

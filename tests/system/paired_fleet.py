@@ -174,7 +174,7 @@ def server(**settings: Any) -> ServerProcess:
     """A server of the bundled model that starts."""
     given: dict[str, Any] = {"served_model_name": MODEL, "cpu_threads": 1, "max_total_tokens": 65536}
     given |= {"unnamed_callers": "watch", "gateway_tokenizer": "path", "transfer_timeout": TRANSFER_TIMEOUT}
-    return ServerProcess(program="service", forked=True, **(given | settings))
+    return ServerProcess(program="service", **({"forked": True} | given | settings))
 
 
 async def reached(condition: Callable[[Figures], object], *servers: ServerProcess) -> ServerProcess:

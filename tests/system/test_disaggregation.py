@@ -23,6 +23,7 @@ from core.native.kept_library import ExtensionUnavailable
 from tests.chaos.process import ServerProcess
 from tests.contract.gateway.smg import needs_smg
 from tests.contract.gateway.smg_pairs import DIALECTS, in_front_of, transfers
+from tests.proofs.equivalence.test_disaggregation import BY_NIXL
 from tests.system.paired_fleet import (
     PATIENCE,
     Body,
@@ -99,9 +100,14 @@ async def question(threads: ThreadPoolExecutor, settings: Path, dialect: str, se
     return Question(asked, answers)
 
 
+@pytest.fixture(params=["tcp", pytest.param("nixl", marks=BY_NIXL)])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def fleet(settings: Path, dialect: str, tmp_path: Path) -> Iterator[Fleet]:
-    with paired_fleet(tmp_path, dialect, config=settings) as made:
+def fleet(settings: Path, dialect: str, way: str, tmp_path: Path) -> Iterator[Fleet]:
+    with paired_fleet(tmp_path, dialect, config=settings, transfer_engine=way) as made:
         yield made
 
 

@@ -130,9 +130,18 @@ cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1
     fieldRef:
       fieldPath: status.podIP
 {{- end }}
+{{- if include "slipstream.nixl" . }}
+- name: UCX_TCP_PORT_RANGE
+  value: {{ .Values.transfer.nixlPorts | quote }}
+{{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Whether keys go by NIXL, which opens connections of its own, either way. */}}
+{{- define "slipstream.nixl" -}}
+{{- if and (ne .Values.role "both") (eq (toString .Values.settings.transfer_engine) "nixl") }}true{{ end -}}
 {{- end -}}
 
 {{- define "slipstream.mounts" -}}

@@ -101,12 +101,18 @@ def ports(rendered: Rendered) -> Iterator[str]:
         if probe != {"port": plain, "service": service}:
             yield f"{name} probe asks {probe}"
     for policy in rendered.all("NetworkPolicy"):
-        allowed = sorted(str(port["port"]) for rule in policy["spec"]["ingress"] for port in rule["ports"])
+        ingress, egress = (policy["spec"].get(way, []) for way in ("ingress", "egress"))
+        ranges = [port for rule in (*ingress, *egress) for port in rule.get("ports", ()) if "endPort" in port]
+        allowed = sorted(str(port["port"]) for rule in ingress for port in rule["ports"] if port not in ranges)
         for rule in policy["spec"]["ingress"]:
             if not rule.get("from"):
                 yield f"the policy lets everybody in to {rule['ports']}"
         if allowed != sorted(expected.keys() - {"health"}) or policy["spec"]["policyTypes"] != ["Ingress", "Egress"]:
             yield f"the policy lets in {allowed}"
+        told = [each["value"] for each in rendered.server["env"] if each["name"] == "UCX_TCP_PORT_RANGE"]
+        # There and back, for both roles.
+        if [f"{each['port']}-{each['endPort']}" for each in ranges] != told * 2:
+            yield f"NIXL uses the ports {told}, the policy opens {ranges}"
 
 
 def flags(rendered: Rendered) -> Iterator[str]:

@@ -84,6 +84,7 @@ BASES = (
     "by name",
     "prefill",
     "decode",
+    "prefill by NIXL",
 )
 OTHERS: dict[str, tuple[Any, ...]] = {
     "imagePullSecrets": ([{"name": "other"}],),
@@ -99,6 +100,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "role": ("both",),
     "transfer.port": (9001,),
     "transfer.peers": ("10.1.0.0/16",),
+    "transfer.nixlPorts": ("9100-9107",),
     "image.digest": ("sha256:" + "1" * 64,),
     "service.type": ("NodePort",),
     "listenAddress": ("::",),

@@ -84,6 +84,10 @@ BREAKS: dict[str, tuple[rules.Rule, Break]] = {
         rules.scaling,
         lambda r: r.one("ScaledObject")["spec"]["triggers"][0]["metadata"].update(query="slipstream_queue"),
     ),
+    "ports that NIXL does not use": (
+        rules.ports,
+        lambda r: r.server["env"].append({"name": "UCX_TCP_PORT_RANGE", "value": "1-2"}),
+    ),
     "open to everybody": (rules.ports, lambda r: r.one("NetworkPolicy")["spec"]["ingress"][0].pop("from")),
     "scraped twice": (
         rules.scraping,

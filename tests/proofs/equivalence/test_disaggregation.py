@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,19 @@ async def through_both(prefill: AsyncEngine, decode: AsyncEngine, request: Gener
     return await answer(decode, dataclasses.replace(request, take_over=source))
 
 
+BY_NIXL = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed (slipstream[nixl])")
+
+
+@pytest.mark.parametrize("way", ["tcp", pytest.param("nixl", marks=BY_NIXL)])
 @OVERLAPS
 @pytest.mark.parametrize("cache", ["radix", "none"])
-async def test_tokens_are_those_of_one_engine(checkpoint_of: Callable[[str], Path], overlap: bool, cache: str) -> None:
+async def test_tokens_are_those_of_one_engine(
+    checkpoint_of: Callable[[str], Path], overlap: bool, cache: str, way: str
+) -> None:
     made, asked = config(checkpoint_of("llama"), ROOMY, room=ROOM, overlap=overlap, cache=cache), requests()
     async with started(build_engine(made)) as engine:
         expected = await asyncio.gather(*(answer(engine, request) for request in asked))
-    async with pair(made) as (prefill, decode):
+    async with pair(made, transfer_engine=way) as (prefill, decode):
         found = await asyncio.gather(*(through_both(prefill, decode, request) for request in asked))
         given, taken = prefill.stats.transfers, decode.stats.transfers
     for want, got in zip(expected, found, strict=True):

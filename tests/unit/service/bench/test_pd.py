@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from core.disagg.interface import Wanted
 from core.types.handover import Handed, TakeOver
-from service.bench import bench, key_rates, pd
+from service.bench import bench, key_rates, pd, plain_bytes
 
 
 @pytest.fixture
@@ -27,18 +28,29 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pd, "shorten_switch_interval", lambda *, writes: None)
 
 
-def run() -> Result:
+def run(*more: str) -> Result:
     options = ("--bytes", "2500000", "--prompt", "40", "--rounds", "1", "--threads", "1", "--json")
-    return CliRunner().invoke(bench, ["pd", *options])
+    return CliRunner().invoke(bench, ["pd", *options, *more])
 
 
 @pytest.mark.usefixtures("small")
-def test_all_figures_are_printed() -> None:
-    answer = run()
+@pytest.mark.parametrize(
+    ("way", "plain"),
+    [
+        ("tcp", "plain sockets"),
+        pytest.param(
+            "nixl",
+            "plain NIXL",
+            marks=pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed (slipstream[nixl])"),
+        ),
+    ],
+)
+def test_all_figures_are_printed(way: str, plain: str) -> None:
+    answer = run("--transfer-engine", way)
     assert answer.exit_code == 0, answer.output
     for line in (
         "keys of 2,500,000 bytes",
-        "plain sockets",
+        plain,
         "giver to taker",
         "first token of a prompt of 40 tokens",
         "prefill, then decode",
@@ -108,9 +120,20 @@ def test_rates_are_medians_of_rounds_behind_one_that_warms_up(monkeypatch: pytes
     # Two of each round: seconds of keys, and of plain sockets.
     keys, raw = iter((90.0, 90.0, 1.0, 3.0, 4.0, 4.0, 5.0, 5.0)), iter((9.0, 9.0, 1.0, 1.0, 4.0, 4.0, 10.0, 10.0))
 
+    class Plain:
+        def __init__(self, held: memoryview) -> None:
+            assert len(held) == 1000
+
+        def take(self, told: dict[str, Any]) -> float:
+            assert told == {"port": 2}
+            return next(raw)
+
     @contextmanager
-    def process(nbytes: int, core: int | None) -> Iterator[tuple[Callable[[str], None], int, int]]:
-        yield rooms.append, 1, 2
+    def process(
+        nbytes: int, engine: str, core: int | None
+    ) -> Iterator[tuple[Callable[[str], None], int, dict[str, Any]]]:
+        assert engine == "tcp"
+        yield rooms.append, 1, {"port": 2}
 
     async def taken(_: Any, port: int, wanted: Wanted, parts: Sequence[memoryview]) -> float:
         assert (port, wanted.room) == (1, rooms[-1]) and sum(map(len, parts)) == 1000
@@ -119,7 +142,7 @@ def test_rates_are_medians_of_rounds_behind_one_that_warms_up(monkeypatch: pytes
     monkeypatch.setattr(key_rates, "SENT", 2)
     monkeypatch.setattr(key_rates, "_giving_process", process)
     monkeypatch.setattr(key_rates, "_taken", taken)
-    monkeypatch.setattr(key_rates, "_received", lambda port, held: next(raw))
+    monkeypatch.setitem(key_rates.PLAIN, "tcp", plain_bytes.Plain("plain", plain_bytes.SocketGiven, Plain))  # type: ignore[arg-type]
     # Seconds of the rounds: 2, 4, 5 beside 1, 4, 10.
     assert key_rates.measure_rates(1000, 3) == key_rates.Rates(250.0, 250.0, 1.0)
     assert len(set(rooms)) == 8
