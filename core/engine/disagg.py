@@ -149,7 +149,7 @@ class Disagg:
         if request.hand_over is None or self.giver is None:
             return
         room = request.hand_over.room or secrets.token_hex(16)
-        req.kept = Kept(_room(request, room), _claim(request, req, adapter))
+        req.kept = Kept(_room(request, room), claim_of(req.prompt, adapter))
         req.max_new_tokens = 1
         self.giver.expect(req.kept.room)
 
@@ -174,7 +174,7 @@ class Disagg:
             raise Overloaded("as many requests as may be queued wait for keys", reason="QUEUE_FULL")
         self._awaited[request.tenant] += 1
         try:
-            await self._take(source, req, _room(request, source.room), _claim(request, req, adapter))
+            await self._take(source, req, _room(request, source.room), claim_of(req.prompt, adapter))
         except TransferFailed as error:
             self._failures[error.reason] += 1
             log.warning("keys did not arrive (%s): %s", error.reason, error)
@@ -310,9 +310,8 @@ def no_role() -> Disagg:
 
 
 def _room(request: GenerateRequest, room: str) -> str:
-    """Tenants have rooms of their own, whatever names their gateways give them."""
-    return f"{request.tenant}\0{room}"
+    """Tenants have rooms of their own, whatever names their gateways give them: salts hold the names of tenants.
 
-
-def _claim(request: GenerateRequest, req: Req, adapter: str) -> str:
-    return claim_of(req.prompt, request.tenant, adapter, request.cache_salt)
+    `request.tenant` may be an address instead, and a gateway of two networks comes to each engine from another one.
+    """
+    return f"{hashlib.sha256(request.cache_salt.encode()).hexdigest()}\0{room}"

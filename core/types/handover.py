@@ -48,14 +48,12 @@ class Kept:
     claim: str
 
 
-def claim_of(prompt: npt.NDArray[np.int64], *names: str) -> str:
-    """A digest of `prompt`, int64[n], and of what its keys depend on beside: tenant, weights of the adapter, salt.
+def claim_of(prompt: npt.NDArray[np.int64], adapter: str) -> str:
+    """A digest of `prompt`, int64[n], and of `adapter`, itself a digest of weights; a room is of one salt.
 
     Rooms of an SGLang gateway are 31 bits that can be guessed. Only a request that has the same prompt gets its keys.
     """
-    digest = hashlib.sha256()
-    for name in names:
-        encoded = name.encode()
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    encoded = adapter.encode()
+    digest = hashlib.sha256(len(encoded).to_bytes(8, "little") + encoded)
     digest.update(np.ascontiguousarray(prompt, np.int64).tobytes())
     return digest.hexdigest()

@@ -88,6 +88,37 @@ async def test_many_pieces_of_other_sizes_on_either_side(monkeypatch: pytest.Mon
     assert (space.reshape(keys.bytes.shape) == keys.bytes).all()
 
 
+async def test_memory_that_is_lent_later_is_found() -> None:
+    """An agent tells of itself again, since what it has lent is among that."""
+    with by_nixl() as (giver, taker):
+        for seed in (1, 2):
+            keys, overs, (space, parts) = Keys(seed=seed), Overs(), room()
+            giver.expect("r")
+            giver.offer(offer(keys), overs)
+            assert await taker.take(giver.address, wanted(), parts) == 5 and await overs.next() is True
+            assert (space.reshape(keys.bytes.shape) == keys.bytes).all()
+
+
+async def test_a_read_that_goes_on_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other engine's timeout is without progress, of which NIXL tells it nothing."""
+    monkeypatch.setattr(over_nixl, "CHUNK", 64)
+    monkeypatch.setattr(over_nixl, "TOGETHER", 1)
+    keys, overs, (_, parts) = Keys(), Overs(), room()
+    with by_nixl(timeout=0.5, taking={"timeout": TIMEOUT}) as (giver, taker):
+        looks = taker._receiver._agent.under_way  # type: ignore[attr-defined]
+
+        def slow(read: Any) -> bool:
+            time.sleep(0.1)
+            return bool(looks(read))
+
+        taker._receiver._agent.under_way = slow  # type: ignore[attr-defined]
+        giver.expect("r")
+        giver.offer(offer(keys), overs)
+        began = time.monotonic()
+        assert await taker.take(giver.address, wanted(), parts) == 5 and await overs.next() is True
+        assert time.monotonic() - began > 1.0, "longer than the timeout, or this shows nothing"
+
+
 async def test_an_engine_that_has_all_tokens_takes_no_byte() -> None:
     overs = Overs()
     with by_nixl() as (giver, taker):
@@ -221,7 +252,10 @@ async def test_one_that_is_cancelled_leaves_its_reads_to_end() -> None:
         await asyncio.wait_for(settled.wait(), TIMEOUT)
 
 
-async def test_nothing_spins_and_nothing_listens_beyond_this_machine(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_nothing_spins_and_nothing_listens_beyond_this_machine(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES")
     before, (_, parts) = listening(), room()
     with by_nixl() as (giver, taker):
         giver.expect("r")

@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 
 from core.config import DisaggConfig
+from core.disagg import registry
 from core.disagg.registry import read_secret, transfer_engine
 from core.errors import ConfigError
 
 
 def test_a_way_that_is_none_is_named() -> None:
-    with pytest.raises(ConfigError, match="transfer_engine must be one of tcp; got 'pigeon'"):
+    with pytest.raises(ConfigError, match="transfer_engine must be one of tcp, nixl; got 'pigeon'"):
         transfer_engine(DisaggConfig(transfer_engine="pigeon"))
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"needs a package that is not installed: pip install 'slipstream\[nixl\]'"):
+        transfer_engine(DisaggConfig(transfer_engine="nixl"))
+    assert transfer_engine(DisaggConfig())
 
 
 def test_a_secret_is_read_without_its_last_line_break(tmp_path: Path) -> None:

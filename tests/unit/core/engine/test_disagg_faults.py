@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from core.config import EngineConfig, LoraConfig
+from core.disagg.interface import TransferFailed
 from core.engine.api import EngineState
 from core.engine.build import build_engine
-from core.engine.disagg import facts_of
+from core.engine.disagg import _room, facts_of
 from core.errors import AdapterNotFound, Overloaded, QueueTimeout, RequestAborted
 from core.scheduler.host_cache import HostCache
 from core.types.handover import HandOver, TakeOver
@@ -119,7 +120,7 @@ async def test_nothing_waits_for_an_engine_that_died(made: EngineConfig) -> None
     async with pair(made) as (prefill, decode):
         giver = prefill._disagg.giver
         assert giver is not None
-        giver.expect("\0room")
+        giver.expect(_room(asked(), "room"))
         waiting = TakeOver("127.0.0.1", prefill.model_info.transfer_port, "room")
         opening = asyncio.ensure_future(answer(decode, asked(take_over=waiting)))
         await until(lambda: decode._disagg._awaited.total() == 1)
@@ -132,7 +133,7 @@ async def test_a_queue_timeout_ends_a_request_that_waits_for_keys(made: EngineCo
     async with pair(made) as (prefill, decode):
         giver = prefill._disagg.giver
         assert giver is not None
-        giver.expect("\0never")
+        giver.expect(_room(asked(), "never"))
         waiting = TakeOver("127.0.0.1", prefill.model_info.transfer_port, "never")
         async with asyncio.timeout(10):
             with pytest.raises(QueueTimeout):
@@ -144,7 +145,7 @@ async def test_requests_that_wait_for_keys_are_bounded(made: EngineConfig) -> No
     async with pair(made) as (prefill, decode):
         giver = prefill._disagg.giver
         assert giver is not None
-        giver.expect("\0never")
+        giver.expect(_room(asked(), "never"))
         waiting = TakeOver("127.0.0.1", prefill.model_info.transfer_port, "never")
         opening = [asyncio.ensure_future(decode.generate(asked(take_over=waiting))) for _ in range(10)]
         await until(lambda: sum(each.done() for each in opening) == 6)
@@ -237,7 +238,7 @@ async def test_a_prefill_that_finds_no_room_in_the_queue_is_expected_no_more(mad
         # Made on a thread of its own.
         await until(lambda: hasattr(giver, "_rooms"))
         rooms: Any = getattr(giver, "_rooms")  # noqa: B009
-        await until(lambda: rooms.is_gone("\x007"))
+        await until(lambda: rooms.is_gone(_room(asked(), "7")))
         assert len(rooms) == 0
 
 
@@ -280,6 +281,26 @@ async def test_nothing_is_fetched_before_its_blocks_are_vacated(made: EngineConf
         assert order == []
         vacated[0]()
         assert len(await opening) == 8 and order == ["fetched"]
+
+
+async def test_blocks_that_are_still_written_stay_reserved(made: EngineConfig) -> None:
+    """The request goes on without its keys at once: reads that were begun end when they end."""
+    async with pair(made) as (prefill, decode):
+        source, taker = await source_of(prefill, asked()), decode._disagg._taker
+        assert taker is not None
+        ends = list[Callable[[], None]]()
+
+        async def frozen(*_: Any) -> int:
+            raise TransferFailed("timeout", "nothing came")
+
+        taker.take = frozen  # type: ignore[method-assign]
+        taker.settle = lambda parts, then: ends.append(then)  # type: ignore[method-assign]
+        assert len(await answer(decode, asked(take_over=source))) == 8
+        taking = kept_by(decode).taking
+        assert taking is not None
+        (end,), held = ends, taking._tier.used_bytes
+        end()
+        assert taking._tier.used_bytes == held - taking._tier.block
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
