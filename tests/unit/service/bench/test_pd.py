@@ -174,3 +174,19 @@ def test_processes_have_cores_apart_and_this_one_all_of_its_own_again(monkeypatc
     allowed = {5}
     with key_rates._cores_apart() as other:
         assert (allowed, other) == ({5}, None)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "tcp",
+        pytest.param(
+            "nixl",
+            marks=pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed (slipstream[nixl])"),
+        ),
+    ],
+)
+def test_plain_bytes_are_those_of_the_other_side(way: str) -> None:
+    given, taken = (memoryview(bytearray(each * 3_000_000)) for each in (b"g", b"t"))
+    plain = plain_bytes.PLAIN[way]
+    assert plain.taken(taken).take(plain.given(given).told()) > 0 and taken == given
