@@ -193,6 +193,7 @@ def pieces(here: Table, there: Table) -> Table:
     `here` and `there`, uint64[n, 2], have as many bytes. No piece goes over a multiple of CHUNK bytes.
     """
     total = int(here[:, 1].sum())
+    assert total == there[:, 1].sum(), "refused"
     ends_here, ends_there = (np.cumsum(each[:, 1], dtype=np.uint64) for each in (here, there))
     ends = np.unique(np.concatenate((ends_here, ends_there, np.arange(CHUNK, total, CHUNK).astype(np.uint64))))
     begins = np.concatenate((np.zeros(1, np.uint64), ends))[:-1]

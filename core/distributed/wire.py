@@ -24,11 +24,14 @@ from core.memory.host_moves import CopyBack, CopyOut, HostCopy, Rejoined
 from core.memory.recurrent.state_slots import StateWrites, Tracked
 from core.memory.req_to_token_pool import TableWrites
 from core.memory.window.window_pages import WindowWrites
+from core.models.lora.packed import Adapter, Place
+from core.models.lora.slots import LoraWrites, SlotWrite
 from core.types.io import Pooling
 
 CLASSES: Final[dict[str, Any]] = {
     each.__name__: each
     for each in (
+        *(Adapter, LoraWrites, Place, SlotWrite),
         *(
             CopyBack,
             CopyOut,
@@ -43,8 +46,10 @@ CLASSES: Final[dict[str, Any]] = {
         *(ScheduleBatch, ScoringBatch, StateWrites, TableWrites, Tracked, WindowWrites),
     )
 }
-DTYPES: Final = frozenset(np.dtype(each).str for each in ("?", "u1", "i1", "i4", "i8", "f4", "f8"))
+DTYPES: Final = frozenset(np.dtype(each).str for each in ("?", "u1", "i1", "i2", "i4", "i8", "f4", "f8"))
 """Of arrays: numbers of a few kinds, which numpy reads without a look at what they are."""
+HALVES: Final = {str(each): each for each in (torch.bfloat16, torch.float16)}
+"""Of tensors that travel as 16-bit numbers: numpy knows one of them, and no tensor is made of it."""
 ENUMS: Final[dict[str, Any]] = {each.__name__: each for each in (ForwardMode, Pooling)}
 _ALIGNED: Final = 8
 _LENGTH: Final = 8
@@ -83,6 +88,8 @@ def _packed(value: Any, arrays: list[np.ndarray]) -> Any:
         return value
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, torch.Tensor) and str(value.dtype) in HALVES:
+        return {"half": str(value.dtype), "bits": _packed(value.view(torch.int16), arrays)}
     if isinstance(value, np.ndarray | torch.Tensor):
         array = np.ascontiguousarray(value.numpy() if isinstance(value, torch.Tensor) else value)
         if array.dtype.str not in DTYPES:
@@ -122,6 +129,8 @@ class _Reader:
             return packed
         if "array" in packed:
             return self._array(packed)
+        if "half" in packed:
+            return self.value(packed["bits"]).view(HALVES[packed["half"]])
         if "map" in packed:
             return {self.value(key): self.value(each) for key, each in packed["map"]}
         if "enum" in packed:

@@ -1,8 +1,8 @@
 """Tensor and pipeline parallelism: starts the other ranks of an engine, and is what each of them does.
 
 Weights, keys and values of each layer are shared out among the ranks by `transformers`, or each rank has some of the
-layers (`core/models/stages`). Rank 0 is the engine; the
-others load their shards, prove them by the same steps at the same time, and then follow (`core/distributed`).
+layers (`core/models/stages`). Rank 0 is the engine; the others load their shards, prove them by the same steps at the
+same time, and then follow (`core/distributed`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Refusals = tuple[tuple[str, Callable[[EngineConfig], bool]], ...]
 
 REFUSED: Final[Refusals] = (
     ("speculative", lambda config: config.speculation.method != "off"),
-    ("lora", lambda config: config.lora.enabled),
+    ("lora", lambda config: config.lora.enabled and config.model.tensor_parallel == 1),
     ("deterministic", lambda config: config.model.deterministic),
     ("weights_dir", lambda config: config.model.weights_dir is not None),
     ("kv_cache_dtype", lambda config: config.model.kv_cache_dtype != "auto"),
@@ -236,7 +236,7 @@ def run_follower(config: EngineConfig, rank: int, port: int) -> None:
     try:
         runner = _following(config, device, world)
         staging = Staging(device)
-        follow(runner, world, lambda tensor: staging.pinned([tensor.numpy()]))
+        follow(runner, world, partial(_pinned, staging))
     except StartupError as error:
         # Said by the leader, which waits for this rank.
         world.fail(str(error))
@@ -246,6 +246,13 @@ def run_follower(config: EngineConfig, rank: int, port: int) -> None:
         logger.error("rank %d ends: %s", rank, str(error).partition("\n")[0])
     finally:
         world.leave()
+
+
+def _pinned(staging: Staging, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` where the device copies from: ids as a step stages them, matrices of adapters in memory of their own."""
+    if tensor.dtype == torch.int64:
+        return staging.pinned([tensor.numpy()])
+    return tensor.pin_memory() if staging.pins else tensor.clone()
 
 
 def _following(config: EngineConfig, device: torch.device, world: World) -> StepRunner:

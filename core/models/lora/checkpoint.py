@@ -15,6 +15,7 @@ from core.errors import ModelLoadError
 from core.models.hf.mla import ABSORBED
 from core.models.lora.config import AdapterConfig, read_adapter_config
 from core.models.lora.packed import Adapter, Delta, pack
+from core.models.lora.shares import why_not_shared
 from core.models.vision.families import TOWERS
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def _wanted(config: AdapterConfig, base: PreTrainedModel) -> dict[str, torch.nn.
             raise ModelLoadError(f"target_modules names {name}, which attention over latents has folded in")
         elif base.config.model_type in READ_NOT_CALLED.get(name.rpartition(".")[2], ()):
             raise ModelLoadError(f"target_modules names {name}, whose weight this model reads without calling it")
+        elif why := why_not_shared(name, module, base):
+            raise ModelLoadError(f"target_modules names {name}, {why}")
         elif ".experts." in name:
             raise ModelLoadError(f"target_modules names {name}, a routed expert, which does not see every token")
         elif type(module) is torch.nn.Linear:

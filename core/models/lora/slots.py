@@ -21,6 +21,7 @@ from core.invariants import check
 from core.memory.companion import Writes
 from core.models.lora.packed import Adapter, Delta
 from core.models.lora.recorded_hooks import Recordable, RecordedHooks, why_not_recorded
+from core.models.lora.shares import Share, cut, shares_of
 from core.types.arrays import Ints
 
 LORA = "lora"
@@ -86,6 +87,7 @@ class AdapterSlots:
         self.recorder: Recorder | None = None
         self._linears = {n: m for n, m in model.named_modules() if type(m) is torch.nn.Linear}
         self._output = getattr(model, "get_output_embeddings", lambda: None)()
+        self._shares = shares_of(model)
         self._limits = limits
         self._recorded: RecordedHooks | None = None
         self._filled: dict[int, Mapping[str, Delta]] = {}
@@ -131,6 +133,8 @@ class AdapterSlots:
     def prepare(self, rows: int, staging: Staging) -> str | None:
         """See `Hooking`."""
         reason = "no adapter is known beforehand" if self._limits is None else why_not_recorded(staging.device)
+        if self._shares:
+            return "ranks share out the layers that adapters change"
         if reason is None and self._limits is not None:
             # Neither routed experts nor the output matrix are adapted (`checkpoint`), and both would be in the way.
             linears = {n: m for n, m in self._linears.items() if ".experts." not in n and m is not self._output}
@@ -222,7 +226,8 @@ class AdapterSlots:
             if self._recorded is not None:
                 self._recorded.empty(write.slot)
             if write.adapter is not None:
-                deltas = self._filled[write.slot] = write.adapter.deltas(device)
+                own = cut(write.adapter, self._shares) if self._shares else write.adapter
+                deltas = self._filled[write.slot] = own.deltas(device)
                 if self._recorded is not None:
                     self._recorded.fill(write.slot, deltas)
         self._targeted = frozenset(name for held in self._filled.values() for name in held)
@@ -237,6 +242,8 @@ class AdapterSlots:
         self._hooked = wanted
 
     def _hook(self, name: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
+        share = self._shares.get(name)
+
         def add_deltas(_: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             x = args[0].flatten(0, -2)
             start, end = self._advance(name, len(x))
@@ -245,7 +252,7 @@ class AdapterSlots:
                 delta = self._filled[group.slot].get(name)
                 if delta is not None:
                     whole = end - start == self._num_tokens
-                    _add(delta, group.on_device if whole else group.within(start, end), x, y)
+                    _add(delta, group.on_device if whole else group.within(start, end), x, y, share)
             return y.view(output.shape)
 
         return add_deltas
@@ -258,7 +265,9 @@ class AdapterSlots:
         return start, start + count
 
 
-def _add(delta: Delta, places: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+def _add(delta: Delta, places: torch.Tensor, x: torch.Tensor, y: torch.Tensor, share: Share | None) -> None:
     """Add the delta of x[T, in] to y[T, out] at `places`. In place: `y` is a fresh product, read by nothing else."""
     low = torch.nn.functional.linear(x.index_select(0, places), delta.a)
+    if share is not None:
+        share.join(low)
     y.index_add_(0, places, torch.nn.functional.linear(low, delta.b))
