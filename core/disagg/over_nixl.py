@@ -115,9 +115,7 @@ class NixlReceiver:
         """See `Receiver`."""
         name, told, there = await _source(line, ready)
         here = self._agent.lend(parts)
-        total = here[:, 1].sum()
-        # Each by itself too: sums of what a peer says may be anything.
-        if (there[:, 1] > total).any() or there[:, 1].sum() != total:
+        if not fit(here, there):
             raise BadFrame("other bytes than were told of")
         self._agent.meet(name, told)
         reading = _Reading(parts)
@@ -187,13 +185,19 @@ def _room(size: Any, most: int) -> bytearray:
     return bytearray(size)
 
 
+def fit(here: Table, there: Table) -> bool:
+    """Whether both have as many bytes. `there` is what a peer says: its sizes may turn round as they are added up."""
+    total = here[:, 1].sum()
+    return bool((there[:, 1] <= total).all() and there[:, 1].sum() == total)
+
+
 def pieces(here: Table, there: Table) -> Table:
     """uint64[n, 3]: address here, address there, and bytes, of all that has one place on either side.
 
     `here` and `there`, uint64[n, 2], have as many bytes. No piece goes over a multiple of CHUNK bytes.
     """
     total = int(here[:, 1].sum())
-    assert total == there[:, 1].sum(), "refused"
+    assert fit(here, there), "refused"
     ends_here, ends_there = (np.cumsum(each[:, 1], dtype=np.uint64) for each in (here, there))
     ends = np.unique(np.concatenate((ends_here, ends_there, np.arange(CHUNK, total, CHUNK).astype(np.uint64))))
     begins = np.concatenate((np.zeros(1, np.uint64), ends))[:-1]

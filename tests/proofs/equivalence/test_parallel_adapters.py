@@ -19,17 +19,26 @@ from tests.proofs.equivalence.test_tensor_parallel import alone, ranks, tokens
 from tests.support.engines import started
 from tests.unit.core.models.lora.peft_oracle import ADAPTERS, make_adapter
 
-OTHERS = ("qwen3", "gemma2", "cohere2", "mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen3_next")
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+OTHERS = {
+    **dict.fromkeys(("qwen3", "gemma2", "cohere2")),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "glm4_moe", "qwen3_next"), ATTENTION),
+    "deepseek_v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"],
+}
+"""By kind: layers that PEFT adapts where it fuses those of experts; None for all kinds of `ADAPTERS`."""
 NAMES = ("", "all", "narrow", "later")
 
 
-def adapted(directory: Path, folder: Path, pages: int = ROOMY, **more: int) -> EngineConfig:
-    """With two adapters given at start, and a third to be loaded."""
-    made = {}
-    for seed, (name, kind) in enumerate((("all", "all"), ("narrow", "narrow"), ("later", "regex"))):
-        made[name] = make_adapter(directory, folder / name, seed, **ADAPTERS[kind])
+def adapted(directory: Path, folder: Path, layers: list[str] | None = None) -> EngineConfig:
+    """With two adapters given at start, and a third to be loaded; of `layers` only, if there are any."""
+    made, kinds = {}, {"all": ADAPTERS["all"], "narrow": ADAPTERS["narrow"], "later": ADAPTERS["regex"]}
+    if layers is not None:
+        parts = {"all": layers, "narrow": layers[::2], "later": layers[-1:]}
+        kinds = {name: {"r": 2 + len(part), "lora_alpha": 8, "target_modules": part} for name, part in parts.items()}
+    for seed, (name, kind) in enumerate(kinds.items()):
+        made[name] = make_adapter(directory, folder / name, seed, **kind)
     given = tuple((name, str(made[name])) for name in ("all", "narrow"))
-    base = config(directory, pages, room=more.get("room", 0), overlap=True, cache="radix")
+    base = config(directory, ROOMY, room=0, overlap=True, cache="radix")
     return dataclasses.replace(base, lora=LoraConfig(adapters=given, directory=str(folder)))
 
 
@@ -67,6 +76,7 @@ async def compared(made: EngineConfig, folder: Path, size: int = 2, roomy: Engin
     assert stats.adapters_loaded == 3 and not any(stats.assert_failures.values())
 
 
+@pytest.mark.nightly
 async def test_they_say_what_one_rank_says(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
     await compared(adapted(checkpoint_of("llama"), tmp_path), tmp_path)
 
@@ -74,7 +84,7 @@ async def test_they_say_what_one_rank_says(checkpoint_of: Callable[[str], Path],
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", OTHERS)
 async def test_families(checkpoint_of: Callable[[str], Path], tmp_path: Path, kind: str) -> None:
-    await compared(adapted(checkpoint_of(kind), tmp_path), tmp_path)
+    await compared(adapted(checkpoint_of(kind), tmp_path, OTHERS[kind]), tmp_path)
 
 
 @pytest.mark.nightly

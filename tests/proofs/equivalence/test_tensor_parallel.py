@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from core.config import EngineConfig, LoraConfig, SpeculationConfig
+from core.config import EngineConfig, SpeculationConfig
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.errors import ConfigError, EngineDead, ModelLoadError, Unsupported
@@ -138,7 +138,6 @@ async def test_what_ranks_cannot_do_yet_is_refused_by_name(
     made = ranks(config(checkpoint_of("llama"), ROOMY, room=0, overlap=True, cache="radix"))
     refused = {
         "speculative": dataclasses.replace(made, speculation=SpeculationConfig("ngram")),
-        "lora": dataclasses.replace(made, lora=LoraConfig(directory=str(tmp_path))),
         "quantization": dataclasses.replace(made, model=dataclasses.replace(made.model, quantization="int8")),
         "kv_cache_dtype": dataclasses.replace(made, model=dataclasses.replace(made.model, kv_cache_dtype="int8")),
         "weights_dir": dataclasses.replace(made, model=dataclasses.replace(made.model, weights_dir=str(tmp_path))),

@@ -16,6 +16,8 @@ from core.batch.schedule_batch import ForwardMode, InputStaging
 from core.distributed.wire import CLASSES, decode, encode
 from core.memory.host_moves import CopyBack, CopyOut, HostCopy, Rejoined
 from core.memory.req_to_token_pool import TableWrites
+from core.models.lora.packed import Adapter, Place
+from core.models.lora.slots import LoraWrites, SlotWrite
 
 
 def ints(*values: int) -> np.ndarray:
@@ -139,3 +141,15 @@ def test_bytes_of_anything_else_make_nothing(seed: int) -> None:
         except ValueError:
             refused += 1
     assert refused > 100, "and no other error came"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_adapters_arrive_in_the_type_of_their_model(dtype: torch.dtype) -> None:
+    """numpy has no such numbers, or would make others of them."""
+    values = torch.tensor([1.0, -2.5, float("inf"), 3.1e-5], dtype=dtype)
+    adapter = Adapter(values, {"layers.0.up": Place(0, 2, 1, 2, 2)}, "digest")
+    found = over(LoraWrites((SlotWrite(3, adapter), SlotWrite(4, None))))
+    (filled, emptied) = found.slots
+    assert filled.slot == 3 and filled.adapter.buffer.dtype == dtype and filled.adapter.buffer.equal(values)
+    assert (filled.adapter.places, filled.adapter.digest) == (adapter.places, "digest")
+    assert (emptied.slot, emptied.adapter) == (4, None)

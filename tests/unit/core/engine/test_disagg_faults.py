@@ -297,9 +297,9 @@ async def test_blocks_that_are_still_written_stay_reserved(made: EngineConfig) -
         taker.settle = lambda parts, then: ends.append(then)  # type: ignore[method-assign]
         assert len(await answer(decode, asked(take_over=source))) == 8
         taking = kept_by(decode).taking
-        assert taking is not None
-        (end,), held = ends, taking._tier.used_bytes
-        end()
+        assert taking is not None and len(ends) == 1
+        held = taking._tier.used_bytes
+        ends[0]()
         assert taking._tier.used_bytes == held - taking._tier.block
 
 
