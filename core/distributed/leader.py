@@ -42,5 +42,6 @@ class LeadingRunner(StepRunner):
 
 
 def plain(batch: ScheduleBatch) -> ScheduleBatch:
-    """`batch` without what only the leader has use for: it alone samples, and tells the others its tokens."""
-    return replace(batch, grammar_seeds=(), history_writes=HistoryWrites())
+    """`batch` without what only the leader has use for: it alone samples and drafts, and tells the others."""
+    spec = None if batch.spec is None else replace(batch.spec, seeds=())
+    return replace(batch, grammar_seeds=(), history_writes=HistoryWrites(), spec=spec)

@@ -20,18 +20,21 @@ from core.batch.pooling_batch import PooledSegment, PoolingBatch
 from core.batch.sampling_batch import SamplingBatch
 from core.batch.schedule_batch import ForwardMode, HistoryWrites, InputStaging, ScheduleBatch
 from core.batch.scoring_batch import ScoringBatch
+from core.batch.spec_plan import Aim, SpecPlan
+from core.executor.verification import Attempt
 from core.memory.host_moves import CopyBack, CopyOut, HostCopy, Rejoined
 from core.memory.recurrent.state_slots import StateWrites, Tracked
 from core.memory.req_to_token_pool import TableWrites
 from core.memory.window.window_pages import WindowWrites
 from core.models.lora.packed import Adapter, Place
 from core.models.lora.slots import LoraWrites, SlotWrite
+from core.speculation.guesses import Guesses
 from core.types.io import Pooling
 
 CLASSES: Final[dict[str, Any]] = {
     each.__name__: each
     for each in (
-        *(Adapter, LoraWrites, Place, SlotWrite),
+        *(Adapter, Aim, Attempt, Guesses, LoraWrites, Place, SlotWrite, SpecPlan),
         *(
             CopyBack,
             CopyOut,

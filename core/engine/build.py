@@ -33,7 +33,7 @@ from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
 from core.engine.math_threads import use_threads
 from core.engine.peers import Peers, open_others
-from core.engine.ranks import Ranks, captures, ring_of
+from core.engine.ranks import Ranks, captures, ring_of, verification
 from core.engine.renewal import Loaded, Renewal, keeps_modules
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_size import device_bytes, sized
@@ -256,7 +256,7 @@ def _build_runner(
         host=None if pools.host is None else build_arena(pools, streams),
         companions=pools.companions,
         attention=attention,
-        verification=None if speculation is None else speculation.verification,
+        verification=verification(speculation, ranks),
         graph_sizes=graph_sizes(config.memory.max_running_requests) if captures(config) else (),
         graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if captures(config) else (),
         lanes=lanes,

@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -26,6 +26,7 @@ from core.config import EngineConfig, MemoryConfig
 from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
+from core.distributed.drafts import FollowingGrid, FollowingSpeculator, LeadingGrid, LeadingSpeculator
 from core.distributed.follower import STOP, FollowingSampling, follow
 from core.distributed.leader import LeadingRunner
 from core.distributed.pipeline_leader import PipelineLeader
@@ -35,18 +36,23 @@ from core.engine.build_pools import Pools, build_arena, build_pools
 from core.engine.disagg import Disagg
 from core.engine.kv_storage import check_kv_format
 from core.engine.math_threads import use_threads
+from core.engine.speculation import GUESSERS, Speculation, build_source, way_of, why_no_speculation
+from core.engine.step_times import time_steps
 from core.errors import ConfigError, StartupError
 from core.executor.decode_graphs import graph_sizes
 from core.executor.device_state import DeviceState
 from core.executor.interface import Executor
 from core.executor.mixed_graphs import chunk_tokens
 from core.executor.step import StepRunner
+from core.executor.verification import Verification
 from core.memory.window.window_pages import NAME as WINDOW
 from core.memory.window.window_pool import SlidingWindowPool
 from core.models.attention_proof import prove_attention, prove_codes
 from core.models.loader import load_model
 from core.relay.future_map import FutureMap
 from core.sampling.registry import build_sampler
+from core.speculation.drafter import Drafter
+from core.speculation.guesses import Guesser
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +65,8 @@ _SIZE: Final = 8
 Refusals = tuple[tuple[str, Callable[[EngineConfig], bool]], ...]
 
 REFUSED: Final[Refusals] = (
-    ("speculative", lambda config: config.speculation.method != "off"),
+    ("speculative", lambda config: config.speculation.method != "off" and config.model.tensor_parallel == 1),
+    ("a model that drafts", lambda config: config.speculation.method.partition(":")[0] not in ("off", *GUESSERS)),
     ("lora", lambda config: config.lora.enabled and config.model.tensor_parallel == 1),
     ("deterministic", lambda config: config.model.deterministic),
     ("weights_dir", lambda config: config.model.weights_dir is not None),
@@ -170,6 +177,16 @@ def stop_all(executor: Executor, ranks: Ranks | None, disagg: Disagg, *, dead: b
         ranks.kill() if dead else ranks.close()
 
 
+def verification(speculation: Speculation | None, ranks: Ranks | None) -> Callable[[DeviceState], Verification] | None:
+    """What makes rank 0's way to verify drafts; None without any. The others hear of what it tries."""
+    if speculation is None or ranks is None:
+        return None if speculation is None else speculation.verification
+    world, most, drafter = ranks.world, speculation.most, speculation.drafter
+    if speculation.way.is_grid:
+        return lambda state: LeadingGrid(world, cast(Guesser, drafter), state, most)
+    return lambda state: LeadingSpeculator(world, cast(Drafter, drafter), state)
+
+
 def refuse(config: EngineConfig, setting: str, more: Refusals = ()) -> None:
     """Raises ConfigError where `config` has what is not possible with `setting`: one of REFUSED, or of `more`."""
     for name, has in (*REFUSED, *more):
@@ -265,12 +282,18 @@ def _following(config: EngineConfig, device: torch.device, world: World) -> Step
     format = check_kv_format(config, model.spec, type(attention))
     prove_attention(model, attention)
     prove_codes(model, attention, format)
+    method, way = config.speculation.method, way_of(device)
+    source = build_source(config, model, streams, why_no_speculation(model.spec, way, method, type(attention)))
+    most = 0 if source is None else config.speculation.max_drafts
     config = dataclasses.replace(config, memory=sized_by(world.receive(), config.memory))
-    pools = build_pools(config, model, streams)
+    pools = build_pools(config, model, streams, most)
     attention = build_attention(executor.attention_backend, device, config.model.deterministic)
     model.bind(pools.kv, attention, pools.companions)
     checks = DeviceChecks(AssertMode(executor.assert_mode), device)
-    return StepRunner(
+    following: Callable[[DeviceState], Verification] | None = None
+    if source is not None:
+        following = partial(FollowingGrid, world, most=most) if way.is_grid else partial(FollowingSpeculator, world)
+    runner = StepRunner(
         DeviceState(
             pool=pools.requests,
             kv_pool=pools.kv,
@@ -288,5 +311,10 @@ def _following(config: EngineConfig, device: torch.device, world: World) -> Step
             share=world.share if ring is None else None,
             alone=False,
             sampling=FollowingSampling(),
+            verification=following,
         )
     )
+    if following is not None:
+        # As rank 0 does, which has use for the figures.
+        time_steps(runner.state, pools.memory.draft_room)
+    return runner

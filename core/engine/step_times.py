@@ -31,7 +31,8 @@ def time_steps(state: DeviceState, draft_room: int | None = None) -> StepTimes:
     seconds: list[float] = []
     began = time.monotonic()
     for tokens in TOKENS:
-        late = len(seconds) > 1 and time.monotonic() - began > PATIENCE
+        # Other ranks run the same steps: all of them, whatever clock they go by.
+        late = state.alone and len(seconds) > 1 and time.monotonic() - began > PATIENCE
         # A step of one row: there are no positions, and no entries of the table, beyond the context.
         most = min(state.model.spec.context_length, state.pool.max_context_len)
         if late or tokens > most or (draft_room is not None and tokens - 1 > draft_room):

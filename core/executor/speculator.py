@@ -89,37 +89,11 @@ class Speculator:
     def forward_batch(self, batch: ScheduleBatch, decode: DecodeRows, trial: Tried) -> ForwardBatch:
         """See `Verification`: for each row its newest token, and drafts behind it."""
         assert isinstance(trial, Trial), "it came from here"
-        state = self._state
-        slots = state.pool.slots_on_host(batch.rows[trial.row_of], trial.positions)
-        ids, positions, slots_of, seq_lens, last = state.staging.upload(
-            [trial.ids, trial.positions, slots, trial.lens + trial.counts, np.arange(len(trial.ids))]
-        )
-        return ForwardBatch(
-            # To a model they are chunks, each behind what is in the pools.
-            mode=ForwardMode.EXTEND,
-            input_ids=ids,
-            positions=positions,
-            rows=decode.rows,
-            seq_lens=seq_lens,
-            out_cache_loc=slots_of,
-            last_indices=last,
-            req_to_token=state.pool.table,
-            kv_pool=state.kv_pool,
-            num_extend=len(trial.lens),
-            prefix_lens_host=trial.lens,
-            extend_lens_host=trial.counts,
-            verifies=True,
-            wants_hidden=self.needs_hidden.final,
-            wants_layers=self.needs_hidden.layers,
-        )
+        return ragged_batch(self._state, batch, decode, trial, self.needs_hidden)
 
     def host_lens(self, batch: ScheduleBatch, inputs: ResolvedInputs) -> tuple[Ints, Ints]:
-        """See `Verification`. The plan knows bounds, which drafts of the step before have set apart."""
-        if batch.spec is not None and batch.spec.exact:
-            return batch.prefix_lens, batch.extend_lens
-        prefix_lens, chunks, known = batch.prefix_lens, batch.num_extend, inputs.decode_lens.numpy()
-        prefix_lens = np.concatenate([prefix_lens[:chunks], known]) if chunks else known
-        return prefix_lens, np.minimum(batch.extend_lens, 1) if batch.verifies else batch.extend_lens
+        """See `Verification`."""
+        return host_lens(batch, inputs)
 
     def tell(self, batch: ScheduleBatch, outcome: Outcome | None, told: Callable[[Published], None]) -> None:
         """See `Verification`: they are known."""
@@ -197,6 +171,43 @@ class Speculator:
         self._left[rows] = False
         self._any_left = bool(np.count_nonzero(self._left))
         return {DRAFT_LEN: torch.zeros(len(rows), dtype=torch.int64)}
+
+
+def ragged_batch(
+    state: DeviceState, batch: ScheduleBatch, decode: DecodeRows, trial: Trial, needs: HiddenRequest
+) -> ForwardBatch:
+    """What the model runs over for `trial`, where the host's memory is the device's."""
+    slots = state.pool.slots_on_host(batch.rows[trial.row_of], trial.positions)
+    ids, positions, slots_of, seq_lens, last = state.staging.upload(
+        [trial.ids, trial.positions, slots, trial.lens + trial.counts, np.arange(len(trial.ids))]
+    )
+    return ForwardBatch(
+        # To a model they are chunks, each behind what is in the pools.
+        mode=ForwardMode.EXTEND,
+        input_ids=ids,
+        positions=positions,
+        rows=decode.rows,
+        seq_lens=seq_lens,
+        out_cache_loc=slots_of,
+        last_indices=last,
+        req_to_token=state.pool.table,
+        kv_pool=state.kv_pool,
+        num_extend=len(trial.lens),
+        prefix_lens_host=trial.lens,
+        extend_lens_host=trial.counts,
+        verifies=True,
+        wants_hidden=needs.final,
+        wants_layers=needs.layers,
+    )
+
+
+def host_lens(batch: ScheduleBatch, inputs: ResolvedInputs) -> tuple[Ints, Ints]:
+    """See `Verification`. The plan knows bounds, which drafts of the step before have set apart."""
+    if batch.spec is not None and batch.spec.exact:
+        return batch.prefix_lens, batch.extend_lens
+    prefix_lens, chunks, known = batch.prefix_lens, batch.num_extend, inputs.decode_lens.numpy()
+    prefix_lens = np.concatenate([prefix_lens[:chunks], known]) if chunks else known
+    return prefix_lens, np.minimum(batch.extend_lens, 1) if batch.verifies else batch.extend_lens
 
 
 def published(batch: ScheduleBatch, outcome: Outcome | None) -> Published:
