@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from core.config import EngineConfig, SpeculationConfig
+from core.config import EngineConfig, LoraConfig, SpeculationConfig
 from core.engine import build
 from core.engine.build import build_engine
 from core.types.constraint import Constraint, ConstraintKind
@@ -22,6 +22,7 @@ from tests.proofs.equivalence.test_rejoining import ROOM, ROOMY, TIGHT, Answer, 
 from tests.proofs.equivalence.test_tensor_parallel import LATENTS_AND_STATES, SHARED, alone, ranks, tokens
 from tests.support.engines import started
 from tests.support.fakes.fixed_depth import FixedDepth
+from tests.unit.core.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 MOST = 3
 
@@ -49,15 +50,22 @@ def asked(seed: int = 5) -> list[GenerateRequest]:
 
 
 async def said(made: EngineConfig) -> tuple[list[Answer], EngineStats]:
+    wanted = asked()
+    if made.lora.adapters:
+        wanted = [dataclasses.replace(each, adapter="one") if n % 3 == 0 else each for n, each in enumerate(wanted)]
     async with started(build_engine(made)) as engine:
-        found = await asyncio.gather(*(answer(engine, request) for request in asked()))
+        found = await asyncio.gather(*(answer(engine, request) for request in wanted))
         return found, engine.stats
 
 
-async def compared(directory: Path, *, overlap: bool = True, pages: int = ROOMY, room: int = 0) -> EngineStats:
+async def compared(
+    directory: Path, *, overlap: bool = True, pages: int = ROOMY, room: int = 0, adapter: Path | None = None
+) -> EngineStats:
     same: dict[str, Any] = {"overlap": overlap, "cache": "radix"}
-    expected, _ = await said(alone(config(directory, ROOMY, room=0, **same)))
-    found, stats = await said(drafting(ranks(config(directory, pages, room=room, **same))))
+    lora = LoraConfig(adapters=() if adapter is None else (("one", str(adapter)),))
+    roomy, made = config(directory, ROOMY, room=0, **same), config(directory, pages, room=room, **same)
+    expected, _ = await said(dataclasses.replace(alone(roomy), lora=lora))
+    found, stats = await said(dataclasses.replace(drafting(ranks(made)), lora=lora))
     assert tokens(found) == tokens(expected)
     for want, got in zip(expected, found, strict=True):
         assert [lp for _, lp in got] == pytest.approx([lp for _, lp in want], abs=1e-3, nan_ok=True)
@@ -70,8 +78,10 @@ async def compared(directory: Path, *, overlap: bool = True, pages: int = ROOMY,
     return stats
 
 
-async def test_tokens_are_those_of_one_rank(checkpoint_of: Callable[[str], Path]) -> None:
-    await compared(checkpoint_of("llama"))
+async def test_tokens_are_those_of_one_rank(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """With an adapter for a third of the requests, too."""
+    directory = checkpoint_of("llama")
+    await compared(directory, adapter=make_adapter(directory, tmp_path, 3, **ADAPTERS["all"]))
 
 
 @pytest.mark.nightly

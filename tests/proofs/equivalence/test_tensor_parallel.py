@@ -55,9 +55,13 @@ async def compared(directory: Path, *, overlap: bool, pages: int = ROOMY, room: 
     return stats
 
 
-@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["overlap", "inline"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "inline"])
 async def test_the_whole_sampling_matrix(checkpoint_of: Callable[[str], Path], overlap: bool) -> None:
-    """Penalties, grammars, log probabilities, biases, several outputs: rank 0 samples, and the others hear of it."""
+    """Penalties, grammars, log probabilities, biases, several outputs: rank 0 samples, and the others hear of it.
+
+    With drafts and an adapter it is in every run of CI (`test_parallel_drafts`).
+    """
     await compared(checkpoint_of("llama"), overlap=overlap)
 
 
@@ -137,7 +141,7 @@ async def test_what_ranks_cannot_do_yet_is_refused_by_name(
 ) -> None:
     made = ranks(config(checkpoint_of("llama"), ROOMY, room=0, overlap=True, cache="radix"))
     refused = {
-        "speculative": dataclasses.replace(made, speculation=SpeculationConfig("ngram")),
+        "a model that drafts": dataclasses.replace(made, speculation=SpeculationConfig("mtp")),
         "quantization": dataclasses.replace(made, model=dataclasses.replace(made.model, quantization="int8")),
         "kv_cache_dtype": dataclasses.replace(made, model=dataclasses.replace(made.model, kv_cache_dtype="int8")),
         "weights_dir": dataclasses.replace(made, model=dataclasses.replace(made.model, weights_dir=str(tmp_path))),

@@ -11,8 +11,10 @@ import torch
 from core.batch.forward_batch import ForwardBatch
 from core.config import EngineConfig, ModelConfig, SpeculationConfig
 from core.device.streams import DeviceStreams
+from core.engine import step_times
 from core.engine.build import assemble
 from core.engine.built_engine import BuiltEngine
+from core.engine.step_times import TOKENS, time_steps
 from core.errors import ConfigError, StartupError
 from core.executor.step import StepRunner
 from core.models.base import Model
@@ -59,6 +61,15 @@ def test_no_step_is_timed_that_the_context_has_no_places_for() -> None:
     engine = assemble(config, model, tokenizer(), DeviceStreams(CPU))
     engine.new_scheduler(engine.new_executor(lambda: None), lambda outputs, now: None)
     assert model.last == 15
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_ranks_time_the_same_steps_whatever_they_take(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a meeting of all: one rank that had no patience any more would leave the others waiting."""
+    monkeypatch.setattr(step_times, "PATIENCE", 0.0)
+    executor = built("ngram").new_executor(lambda: None)
+    state = replace(executor._runner.state, alone=alone)  # type: ignore[attr-defined]
+    assert len(time_steps(state).tokens) == (2 if alone else sum(each <= CONTEXT for each in TOKENS))
 
 
 def test_timing_leaves_no_trace() -> None:
