@@ -14,6 +14,7 @@ import pytest
 from core.config import EngineConfig, LoraConfig, SpeculationConfig
 from core.engine import build
 from core.engine.build import build_engine
+from core.errors import EngineDead
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import GenerateRequest
 from core.types.sampling_params import SamplingParams
@@ -54,7 +55,10 @@ async def said(made: EngineConfig) -> tuple[list[Answer], EngineStats]:
     if made.lora.adapters:
         wanted = [dataclasses.replace(each, adapter="one") if n % 3 == 0 else each for n, each in enumerate(wanted)]
     async with started(build_engine(made)) as engine:
-        found = await asyncio.gather(*(answer(engine, request) for request in wanted))
+        try:
+            found = await asyncio.gather(*(answer(engine, request) for request in wanted))
+        except EngineDead as error:
+            pytest.fail(f"the ranks came apart: {error}")
         return found, engine.stats
 
 

@@ -28,9 +28,14 @@ def model(**changes: Any) -> EngineConfig:
     return dataclasses.replace(MADE, model=dataclasses.replace(MADE.model, **changes))
 
 
+def piped(**changes: Any) -> EngineConfig:
+    return dataclasses.replace(model(tensor_parallel=1, pipeline_parallel=2), **changes)
+
+
 REFUSED: dict[str, Callable[[], EngineConfig]] = {
-    "speculative": lambda: dataclasses.replace(MADE, speculation=SpeculationConfig("ngram")),
-    "lora": lambda: dataclasses.replace(MADE, lora=LoraConfig(directory="x")),
+    "speculative": lambda: piped(speculation=SpeculationConfig("ngram")),
+    "a model that drafts": lambda: dataclasses.replace(MADE, speculation=SpeculationConfig("mtp")),
+    "lora": lambda: piped(lora=LoraConfig(directory="x")),
     "deterministic": lambda: model(deterministic=True),
     "weights_dir": lambda: model(weights_dir="x"),
     "kv_cache_dtype": lambda: model(kv_cache_dtype="int8"),
@@ -44,8 +49,9 @@ def test_settings_that_ranks_cannot_have_are_refused_before_any_is_started(
 ) -> None:
     monkeypatch.setattr(ranks.World, "join", lambda *_: pytest.fail("nothing is started"))
     monkeypatch.setattr(multiprocessing.get_context("spawn"), "Process", lambda **_: pytest.fail("nothing is started"))
-    with pytest.raises(ConfigError, match=f"^tensor_parallel is not possible with {name} yet$"):
-        open_ranks(REFUSED[name](), CPU)
+    made = REFUSED[name]()
+    with pytest.raises(ConfigError, match=f"^{made.model.shared_by} is not possible with {name} yet$"):
+        open_ranks(made, CPU)
 
 
 def test_one_rank_is_no_ranks() -> None:
