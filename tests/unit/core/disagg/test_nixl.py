@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from core.disagg import nixl_agent, over_nixl
-from core.disagg.frames import BadFrame, Message
+from core.disagg import over_nixl
+from core.disagg.frames import Message
 from core.disagg.interface import TransferFailed
 from core.disagg.line import Line
-from core.disagg.nixl_agent import NixlAgent, NixlFailed
-from core.disagg.over_nixl import MAX_PARTS, MAX_TOLD, NixlReceiver, NixlSender, pieces
-from core.disagg.tcp_giver import TcpGiver
-from core.disagg.tcp_taker import TcpTaker
+from core.disagg.nixl_agent import NixlAgent
+from core.disagg.over_nixl import NixlReceiver, NixlSender, pieces
 from tests.support.ports import listening
-from tests.support.repository import ROOT
+from tests.unit.core.disagg.by_nixl import by_nixl, needs_nixl, over_tcp
 from tests.unit.core.disagg.transfer import (
     LAYERS,
     TIMEOUT,
@@ -42,21 +32,9 @@ from tests.unit.core.disagg.transfer import (
     wanted,
 )
 
-pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed (slipstream[nixl])")
+__all__ = ["over_tcp"]
 
-
-@pytest.fixture(autouse=True)
-def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As between two machines: memory of a process that is frozen could be read otherwise."""
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-
-
-@contextmanager
-def by_nixl(**changes: Any) -> Iterator[tuple[TcpGiver, TcpTaker]]:
-    sender, receiver = NixlSender(NixlAgent(loopback=True)), NixlReceiver(NixlAgent(loopback=True))
-    with sides(sender=sender, receiver=receiver, **changes) as (giver, taker):
-        yield giver, taker
+pytestmark = needs_nixl
 
 
 @pytest.mark.parametrize("start", [0, 16, TOKENS - 1])
@@ -208,85 +186,6 @@ async def test_an_engine_without_nixl_is_told_apart() -> None:
         assert not space.any()
 
 
-@contextmanager
-def another(tokens: int) -> Iterator[tuple[subprocess.Popen[str], tuple[str, int]]]:
-    """A process that gives keys of `tokens` tokens, and where it does."""
-    command = [sys.executable, "-m", "tests.unit.core.disagg.giving", str(tokens)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process, ("127.0.0.1", int(process.stdout.readline()))
-        finally:
-            process.kill()
-
-
-def begin_with(taker: TcpTaker, signal_number: int, process: subprocess.Popen[str]) -> threading.Event:
-    """Send `process` the signal before the first read from it begins; set when that has."""
-    begun = threading.Event()
-    agent = taker._receiver._agent  # type: ignore[attr-defined]
-    reads = agent.read
-
-    def read(*args: Any) -> Any:
-        process.send_signal(signal_number)
-        if signal_number == signal.SIGKILL:
-            process.wait()
-        try:
-            return reads(*args)
-        finally:
-            begun.set()
-
-    agent.read = read
-    return begun
-
-
-async def test_an_engine_that_dies_is_lost_at_once() -> None:
-    with by_nixl() as (_, taker), another(TOKENS) as (process, address):
-        space, parts = room()
-        begin_with(taker, signal.SIGKILL, process)
-        began = time.monotonic()
-        with pytest.raises(TransferFailed) as failed:
-            await taker.take(address, wanted(), parts)
-        assert failed.value.reason == "lost" and time.monotonic() - began < TIMEOUT / 2
-        settled = asyncio.Event()
-        taker.settle(parts, settled.set)
-        await asyncio.wait_for(settled.wait(), TIMEOUT)
-        assert not space.any()
-
-
-async def test_bytes_of_a_frozen_engine_that_come_late_harm_nothing() -> None:
-    """The request goes on without them. Where they would be written is held until they have come."""
-    with by_nixl(taking={"timeout": 1.0}) as (_, taker), another(TOKENS) as (process, address):
-        space, parts = room()
-        begin_with(taker, signal.SIGSTOP, process)
-        with pytest.raises(TransferFailed) as failed:
-            await taker.take(address, wanted(), parts)
-        assert failed.value.reason == "timeout"
-        settled = asyncio.Event()
-        taker.settle(parts, settled.set)
-        done, _ = await asyncio.wait([asyncio.ensure_future(settled.wait())], timeout=0.3)
-        assert not done and not space.any(), "they may still come"
-        process.send_signal(signal.SIGCONT)
-        await asyncio.wait_for(settled.wait(), TIMEOUT)
-        assert (space.reshape(LAYERS, TOKENS, WIDTH) == Keys().bytes).all(), "they came, and nothing was there yet"
-        assert taker._receiver.is_quiet(parts)
-
-
-async def test_one_that_is_cancelled_leaves_its_reads_to_end() -> None:
-    with by_nixl() as (_, taker), another(TOKENS) as (process, address):
-        _, parts = room()
-        begun = begin_with(taker, signal.SIGSTOP, process)
-        taking = asyncio.ensure_future(taker.take(address, wanted(), parts))
-        assert await asyncio.to_thread(begun.wait, TIMEOUT)
-        taking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await taking
-        settled = asyncio.Event()
-        taker.settle(parts, settled.set)
-        assert not settled.is_set()
-        process.kill()
-        await asyncio.wait_for(settled.wait(), TIMEOUT)
-
-
 async def test_nothing_spins_and_nothing_listens_beyond_this_machine(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,79 +200,3 @@ async def test_nothing_spins_and_nothing_listens_beyond_this_machine(
         await asyncio.sleep(0.5)
         assert time.process_time() - used < 0.2, "NIXL's own thread takes all of a core"
     assert not capfd.readouterr().out, "standard output is the command's own"
-
-
-TABLES = {
-    "more": [[1, 41], [2, 800]],
-    "less": [[1, 40]],
-    "turned round": [[1, (1 << 64) - 1], [2, 841]],
-    "none": [],
-}
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-async def test_tables_that_do_not_fit_are_refused_before_anything_is_read(table: list[list[int]]) -> None:
-    """A peer that has the secret may still be mistaken: what it says decides where bytes are written."""
-
-    class Mistaken(NixlSender):
-        async def send(self, line: Line, ready: Message, parts: Sequence[memoryview]) -> None:
-            self._agent.lend = lambda _: np.array(table, np.uint64).reshape(-1, 2)  # type: ignore[method-assign]
-            await super().send(line, ready, parts)
-
-    receiver = NixlReceiver(NixlAgent(loopback=True))
-    receiver._agent.read = None  # type: ignore[assignment]
-    space, parts = room()
-    with sides(sender=Mistaken(NixlAgent(loopback=True)), receiver=receiver) as (giver, taker):
-        giver.expect("r")
-        giver.offer(offer(Keys()), Overs())
-        with pytest.raises(TransferFailed, match="other bytes than were told of"):
-            await taker.take(giver.address, wanted(), parts)
-    assert not space.any()
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_tables_that_do_not_fit(table: list[list[int]]) -> None:
-    here, there = np.array([[7, 840]], np.uint64), np.array(table, np.uint64).reshape(-1, 2)
-    assert not over_nixl.fit(here, there) and over_nixl.fit(here, np.array([[1, 40], [9, 800]], np.uint64))
-
-
-AT = {"agent": "a", "told": 3, "where": 16, "digest": hashlib.sha256(b"abc" + bytes(16)).hexdigest()}
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"agent": 3}, "an engine without NIXL"),
-        ({"told": MAX_TOLD + 1}, "more than an agent has to tell"),
-        ({"told": -1}, "more than an agent has to tell"),
-        ({"where": "16"}, "more than an agent has to tell"),
-        ({"where": 16 * (MAX_PARTS + 1)}, "more than an agent has to tell"),
-        ({"where": 15}, "no table"),
-        ({"digest": "0" * 64}, "not what was proved"),
-    ],
-)
-async def test_what_no_agent_says_is_refused(changes: dict[str, Any], said: str) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.send(b"abc" + bytes(16))
-        line = Line(ours, b"", "", 1.0)
-        assert (await over_nixl._source(line, {"nixl": AT}))[1] == b"abc"
-        theirs.send(b"abc" + bytes(16))
-        with pytest.raises(BadFrame, match=said):
-            await over_nixl._source(line, {"nixl": AT | changes})
-
-
-def test_agents_that_were_not_heard_of_for_long_are_met_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_agent, "MOST_MET", 2)
-    agent, others = NixlAgent(loopback=True), [NixlAgent(loopback=True) for _ in range(3)]
-    for other in (others[0], others[1], others[0], others[2]):
-        agent.meet(other.name, other.told())
-    assert list(agent._met) == [others[0].name, others[2].name]
-    with pytest.raises(NixlFailed, match="calls itself otherwise"):
-        agent.meet("another", others[1].told())
-    with pytest.raises(NixlFailed, match="NIXL: nixl"):
-        agent.meet(others[1].name, b"nothing that an agent tells")
-    for each in (agent, *others):
-        each.close()
-        each.close()
