@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,15 +49,12 @@ def text() -> str:
 
 def _files() -> Iterator[FileDescriptorProto]:
     """Our files, `inference.proto` first, with their comments."""
-    import grpc_tools  # type: ignore[import-untyped]
-    from grpc_tools import protoc
-
     sources = sorted((str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto")), reverse=True)
-    builtin = Path(grpc_tools.__file__).parent / "_proto"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "set"
-        options = [f"-I{PROTOS}", f"-I{builtin}", "--include_source_info", f"--descriptor_set_out={out}"]
-        status = protoc.main(["protoc", *options, *sources])
+        options = [f"-I{PROTOS}", "--include_source_info", f"--descriptor_set_out={out}"]
+        # In a process of its own: see service/pb/generate.py.
+        status = subprocess.call([sys.executable, "-m", "grpc_tools.protoc", *options, *sources])
         if status != 0:
             raise SystemExit(f"protoc failed with status {status}")
         found = FileDescriptorSet.FromString(out.read_bytes())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,14 +28,11 @@ _STAMPS = re.compile(
 
 def generate(protos: Path = PROTOS) -> dict[str, str]:
     """Text of every generated file, by its path relative to this folder. Needs `grpcio-tools`."""
-    import grpc_tools  # type: ignore[import-untyped]
-    from grpc_tools import protoc
-
     sources = sorted(str(path.relative_to(protos)) for path in protos.rglob("*.proto"))
-    builtin = Path(grpc_tools.__file__).parent / "_proto"
     with tempfile.TemporaryDirectory() as folder:
         outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
-        status = protoc.main(["protoc", f"-I{protos}", f"-I{builtin}", *outputs, *sources])
+        # In a process of its own: a process that has loaded its library ends when it loads NIXL's.
+        status = subprocess.call([sys.executable, "-m", "grpc_tools.protoc", f"-I{protos}", *outputs, *sources])
         if status != 0:
             raise SystemExit(f"protoc failed with status {status}")
         made = sorted(path for path in Path(folder).rglob("*.py*") if path.is_file())

@@ -53,7 +53,7 @@ def test_hadolint_notices(tmp_path: Path, line: str, rule: str) -> None:
     assert rule in hadolint(file).stdout
 
 
-@pytest.mark.parametrize("variant, more", [("cpu", ()), ("cuda", ("cuda",))])
+@pytest.mark.parametrize("variant, more", [("cpu", ()), ("cuda", ("cuda", "nixl"))])
 def test_requirements_are_those_of_the_project(tmp_path: Path, variant: str, more: tuple[str, ...]) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     command = STAGES["requirements"].all("RUN")[0].replace("python -c", f"{shlex.quote(sys.executable)} -c")

@@ -273,7 +273,7 @@ async def test_a_connection_is_closed_whose_task_never_began(monkeypatch: pytest
         reader, writer = await asyncio.open_connection(*giver.address)
         try:
             reading = asyncio.ensure_future(reader.read())
-            done, _ = await asyncio.wait([reading], timeout=5.0)
+            done, _ = await asyncio.wait([reading], timeout=TIMEOUT)
             assert done and await reading == b"", "not a word, and no connection"
         finally:
             writer.close()
