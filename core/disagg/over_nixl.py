@@ -121,9 +121,12 @@ class NixlReceiver:
         reading = _Reading(parts)
         try:
             await self._read(line, name, pieces(here, there), reading.under_way)
-        except BaseException:
+        except BaseException as error:
             if reading.under_way:
                 self._left[id(parts)] = reading
+            if isinstance(error, NixlFailed):
+                # Met anew the next time: NIXL makes no second connection to an agent that it has lost.
+                self._agent.forget(name)
             raise
         await line.tell("got")
         if (await line.said())["status"] != "kept":

@@ -269,6 +269,10 @@ async def test_a_connection_is_closed_whose_task_never_began(monkeypatch: pytest
             task.cancel()
             return task
 
+        # It accepts by now: that is a task as well.
+        first, closing = await hello(giver)
+        await read(first)
+        closing.close()
         monkeypatch.setattr(giver, "_keep", cancelled)
         reader, writer = await asyncio.open_connection(*giver.address)
         try:
