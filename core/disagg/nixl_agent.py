@@ -20,6 +20,8 @@ from typing import Any, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from core.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 MOST_MET: Final = 256
@@ -53,13 +55,26 @@ class NixlAgent:
     """One agent of this process. Methods belong to one thread; those that ask NIXL for something raise NixlFailed."""
 
     def __init__(self, *, loopback: bool) -> None:
-        """`loopback`: open no port beyond this machine, whatever `UCX_NET_DEVICES` is not set to."""
+        """`loopback`: open no port beyond this machine, unless `UCX_NET_DEVICES` says which.
+
+        Raises ConfigError where NIXL is there and does not work.
+        """
         # Both read them as they are loaded. What they say belongs to the log: standard output is the command's own.
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
         os.environ.setdefault("UCX_LOG_FILE", "stderr")
         if loopback:
             # Its ports ask for no secret.
             os.environ.setdefault("UCX_NET_DEVICES", "lo")
+        try:
+            self._agent = self._made()
+        except Exception as error:  # of a library's own kinds, or that it cannot be loaded
+            raise ConfigError(f"transfer_engine nixl does not work here: {type(error).__name__}: {error}") from error
+        self._held: dict[tuple[int, int], object] = {}
+        """By address and size: memory that NIXL may touch, which stays where it is."""
+        self._met: OrderedDict[str, str] = OrderedDict()
+        """Name of an agent -> digest of what it has told of itself."""
+
+    def _made(self) -> Any:
         import nixl._api as nixl
 
         printing = logging.getLogger("nixl")
@@ -71,12 +86,9 @@ class NixlAgent:
         self.errors = tuple(each for each in bindings if isinstance(each, type) and issubclass(each, Exception))
         self.name = f"slipstream-{secrets.token_hex(16)}"
         config = nixl.nixl_agent_config(enable_prog_thread=False, backends=[])
-        self._agent: Any = nixl.nixl_agent(self.name, config)
-        self._agent.create_backend("UCX")
-        self._held: dict[tuple[int, int], object] = {}
-        """By address and size: memory that NIXL may touch, which stays where it is."""
-        self._met: OrderedDict[str, str] = OrderedDict()
-        """Name of an agent -> digest of what it has told of itself."""
+        agent = nixl.nixl_agent(self.name, config)
+        agent.create_backend("UCX")
+        return agent
 
     @_told
     def lend(self, parts: Sequence[memoryview]) -> Table:
@@ -100,11 +112,16 @@ class NixlAgent:
 
     @_told
     def meet(self, name: str, told: bytes) -> None:
-        """Know the agent `name` by what it has `told`."""
+        """Know the agent `name` by what it has `told`.
+
+        An agent that was met by half, of words cut short, NIXL refuses for ever: only a peer with the secret can do so.
+        """
         digest = hashlib.sha256(told).hexdigest()
         if self._met.get(name) != digest:
             met = self._agent.add_remote_agent(told)
-            if (met.decode() if isinstance(met, bytes) else met) != name:
+            if (known := met.decode() if isinstance(met, bytes) else met) != name:
+                # Or a peer would have agents kept here that nothing counts.
+                self._agent.remove_remote_agent(known)
                 raise NixlFailed("an agent calls itself otherwise")
             self._met[name] = digest
         self._met.move_to_end(name)

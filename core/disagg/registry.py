@@ -12,7 +12,7 @@ from core.disagg.carrier import Receiver, Sender
 from core.disagg.interface import Facts, Giver, Taker
 from core.disagg.nixl_agent import NixlAgent
 from core.disagg.over_nixl import NixlReceiver, NixlSender
-from core.disagg.tcp_giver import TcpGiver
+from core.disagg.tcp_giver import TcpGiver, listener
 from core.disagg.tcp_taker import TcpTaker
 from core.disagg_config import DisaggConfig, is_loopback
 from core.errors import ConfigError
@@ -30,6 +30,8 @@ class TransferEngine:
     taker: Callable[[DisaggConfig, bytes, Callable[[], Facts]], Taker]
     package: str = ""
     """What it needs beside ours, which is an extra of the same name; empty for none."""
+    check: Callable[[DisaggConfig], None] = lambda _: None
+    """Raises ConfigError where it does not work here, as far as that shows without a peer."""
 
 
 def _giver(
@@ -43,19 +45,30 @@ def _taker(config: DisaggConfig, secret: bytes, facts: Callable[[], Facts], rece
     return TcpTaker(config.networks, secret, facts, config.transfer_timeout, receiver)
 
 
+def _is_local(config: DisaggConfig) -> bool:
+    """Whether peers are on this machine alone."""
+    if config.role == "prefill":
+        return is_loopback(config.transfer_host)
+    return all(each.is_loopback for each in config.networks)
+
+
 def _nixl_giver(config: DisaggConfig, secret: bytes, engine_id: str, facts: Callable[[], Facts]) -> Giver:
-    agent = NixlAgent(loopback=is_loopback(config.transfer_host))
+    agent = NixlAgent(loopback=_is_local(config))
     return _giver(config, secret, engine_id, facts, NixlSender(agent))
 
 
 def _nixl_taker(config: DisaggConfig, secret: bytes, facts: Callable[[], Facts]) -> Taker:
-    agent = NixlAgent(loopback=all(each.is_loopback for each in config.networks))
+    agent = NixlAgent(loopback=_is_local(config))
     return _taker(config, secret, facts, NixlReceiver(agent))
+
+
+def _nixl_works(config: DisaggConfig) -> None:
+    NixlAgent(loopback=_is_local(config)).close()
 
 
 TRANSFER_ENGINES: Final = {
     "tcp": TransferEngine(_giver, _taker),
-    "nixl": TransferEngine(_nixl_giver, _nixl_taker, package="nixl"),
+    "nixl": TransferEngine(_nixl_giver, _nixl_taker, "nixl", _nixl_works),
 }
 
 
@@ -69,6 +82,14 @@ def transfer_engine(config: DisaggConfig) -> TransferEngine:
         need = f"needs a package that is not installed: pip install 'slipstream[{found.package}]'"
         raise ConfigError(f"transfer_engine {config.transfer_engine} {need}")
     return found
+
+
+def check_transfers(config: DisaggConfig) -> None:
+    """Before weights are loaded for minutes. Raises ConfigError, and StartupError for an address in use."""
+    transfer_engine(config).check(config)
+    read_secret(config)
+    if config.role == "prefill":
+        listener((config.transfer_host, config.transfer_port)).close()
 
 
 def read_secret(config: DisaggConfig) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -25,6 +26,8 @@ HELLO_SECONDS: Final = 5.0
 """Within which a peer says what it wants: strangers hold no connection for longer."""
 WAIT_SECONDS: Final = 1.0
 """Between two words that a prompt is still expected, for peers of less patience."""
+MOST_NAMES, MOST_OF_A_NAME = 32, 64
+"""Names of what differs that a peer is told, and characters of each."""
 MOST_PEERS: Final = 1024
 """Connections at once; more wait to be accepted."""
 
@@ -46,12 +49,7 @@ class TcpGiver:
 
         Raises StartupError for an address in use.
         """
-        try:
-            family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
-            both = bound[0] == "::" and socket.has_dualstack_ipv6()
-            self._listener = socket.create_server(bound, family=family, backlog=MOST_PEERS, dualstack_ipv6=both)
-        except OSError as error:
-            raise StartupError(f"transfer_host {bound[0]}, transfer_port {bound[1]}: {error.strerror}") from None
+        self._listener = listener(bound)
         self._listener.setblocking(False)
         self.address = (advertise or bound[0], int(self._listener.getsockname()[1]))
         self._secret, self._engine_id, self._facts, self._timeout = secret, engine_id, facts, timeout
@@ -152,7 +150,9 @@ class TcpGiver:
         """Names of what the peer that asks has otherwise than this engine has it now."""
         facts, theirs = dict(self._facts()), asked.get("facts")
         known = theirs if isinstance(theirs, dict) else {}
-        return sorted(name for name in facts.keys() | known.keys() if known.get(name, self) != facts.get(name, self))
+        differ = (name for name in facts.keys() | known.keys() if known.get(name, self) != facts.get(name, self))
+        # A peer may have names of its own, of any length; those that are told fit into a message.
+        return [name[:MOST_OF_A_NAME] for name in sorted(differ)[:MOST_NAMES]]
 
     async def _room(self, line: Line, wanted: Wanted) -> Room | None:
         """The room once what is wanted is offered there; None if that is not going to be."""
@@ -183,6 +183,17 @@ class TcpGiver:
         parts = offer.parts(wanted.start)
         ready = {"status": "ready", "cached": offer.cached_tokens, "bytes": sum(map(len, parts))}
         await self._sender.send(line, ready, parts)
+
+
+def listener(bound: tuple[str, int]) -> socket.socket:
+    """A socket that listens there. Raises StartupError for an address that is in use, or none of this machine."""
+    try:
+        family = socket.AF_INET6 if ":" in bound[0] else socket.AF_INET
+        both = bound[0] == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(bound, family=family, backlog=MOST_PEERS, dualstack_ipv6=both)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise StartupError(f"transfer_host {bound[0]}, transfer_port {bound[1]}: {why}") from None
 
 
 def _wanted(asked: Message) -> Wanted:

@@ -240,7 +240,7 @@ class AsyncEngine:
     def refuse_unless_ready(self) -> None:
         """Raises EngineDead or Draining unless the engine is READY."""
         if self._state is EngineState.DEAD:
-            raise EngineDead("the engine failed; this server is going away")
+            raise EngineDead("the engine failed, and its streams are lost")
         if self._state is not EngineState.READY:
             raise Draining("the server is shutting down")
 
@@ -333,10 +333,10 @@ class AsyncEngine:
         """End everything: a step failed or hung, and nothing it touched can be trusted. The process should exit."""
         if self._state in (EngineState.DEAD, EngineState.STOPPED):
             return
-        log.critical("the engine died: %s: %s", type(cause).__name__, cause, exc_info=cause)
+        cause = self._watchdog.told(cause)
         self._state = EngineState.DEAD
         for end in (self._fail_streams, self.control.still.close, self._disagg.abandon):
-            end(EngineDead("the engine failed; this server is going away"))
+            end(EngineDead("the engine failed, and its streams are lost"))
         if not self._dead.done():
             self._dead.set_result(cause)
         # A last snapshot for the metrics. It comes last, because what it reads may be what is broken.

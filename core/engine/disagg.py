@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from core.config import EngineConfig
 from core.disagg.interface import REASONS, Facts, Giver, Taker, TransferFailed, Wanted
-from core.disagg.registry import read_secret, transfer_engine
+from core.disagg.registry import check_transfers, read_secret, transfer_engine
 from core.engine.build_pools import Pools
 from core.errors import InvalidRequest, KeysLost, Overloaded, SlipstreamError
 from core.models.base import ModelSpec
@@ -45,9 +45,7 @@ def with_host_memory(config: EngineConfig) -> EngineConfig:
     """`config`, with host memory where a role needs it. Raises ConfigError for transfers that cannot be."""
     if config.disagg.role == "both":
         return config
-    # Before weights are loaded for minutes.
-    transfer_engine(config.disagg)
-    read_secret(config.disagg)
+    check_transfers(config.disagg)
     if config.memory.host_cache_bytes:
         return config
     return dataclasses.replace(config, memory=dataclasses.replace(config.memory, host_cache_bytes=LEAST_HOST_BYTES))
@@ -177,7 +175,7 @@ class Disagg:
             await self._take(source, req, _room(request, source.room), claim_of(req.prompt, adapter))
         except TransferFailed as error:
             self._failures[error.reason] += 1
-            log.warning("keys did not arrive (%s): %s", error.reason, error)
+            log.warning("keys of %s port %d did not arrive (%s): %s", source.host, source.port, error.reason, error)
             if self._config.transfer_failure == "refuse":
                 raise KeysLost("the keys of this request's prompt did not arrive; try again") from None
         finally:

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -57,6 +58,8 @@ from core.speculation.guesses import Guesser
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 20.0
+SEEN_SECONDS: Final = 0.5
+"""In which a process that has ended is seen to have: its connections close a little before."""
 TELL_SECONDS: Final = 2.0
 """In which a rank that has failed has said why."""
 _SIZE: Final = 8
@@ -109,6 +112,19 @@ class Ranks:
         """What runs the steps of this rank, and has the others run theirs."""
         return (PipelineLeader if self._pipelined else LeadingRunner)(state, self.world)
 
+    def blamed(self, cause: BaseException) -> BaseException:
+        """Why no step can be finished: RankLost where one has ended and `cause` came of it; waits for a moment."""
+        end = time.monotonic() + SEEN_SECONDS
+        while isinstance(cause, RuntimeError):
+            try:
+                self.check()
+            except RankLost as lost:
+                return lost
+            if time.monotonic() > end:
+                break
+            time.sleep(SEEN_SECONDS / 20)
+        return cause
+
     def check(self) -> None:
         """Raises RankLost if one of them has ended before its time."""
         _check(self._processes)
@@ -147,7 +163,7 @@ def _check(processes: Sequence[BaseProcess]) -> None:
         if not process.is_alive():
             code = process.exitcode or 0
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            raise RankLost(f"{process.name} {how}")
+            raise RankLost(f"{process.name} (process {process.pid}) {how}")
 
 
 def _kill(processes: Sequence[BaseProcess]) -> None:

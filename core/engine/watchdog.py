@@ -7,7 +7,11 @@ either. So one look adds at most two periods, however late it comes.
 
 from __future__ import annotations
 
+import logging
+
 from core.engine.ranks import Ranks
+
+logger = logging.getLogger(__name__)
 
 PERIOD = 1.0
 """Seconds between two looks."""
@@ -27,6 +31,14 @@ class Watchdog:
         self._step = -1
         self.waited = 0.0
         """Seconds counted so far without a new result."""
+
+    def told(self, cause: BaseException) -> BaseException:
+        """Log why the engine died, and return that: a rank that is gone, where `cause` is what came of it."""
+        why = cause if self.ranks is None else self.ranks.blamed(cause)
+        # A library says much of a connection, and not which rank was at its other end.
+        trace = why if why is cause else None
+        logger.critical("the engine died: %s: %s", type(why).__name__, why, exc_info=trace)
+        return why
 
     def hangs(self, now: float, newest_step: int, in_flight: int) -> bool:
         """Look once; returns whether the device hangs. `newest_step`: number of the step whose result came last.

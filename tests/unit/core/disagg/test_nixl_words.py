@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core.config import DisaggConfig
 from core.disagg import nixl_agent, over_nixl
 from core.disagg.frames import BadFrame, Message
 from core.disagg.interface import TransferFailed
 from core.disagg.line import Line
 from core.disagg.nixl_agent import NixlAgent, NixlFailed
 from core.disagg.over_nixl import MAX_PARTS, MAX_TOLD, NixlReceiver, NixlSender
+from core.disagg.registry import check_transfers
+from core.errors import ConfigError
 from tests.unit.core.disagg.by_nixl import needs_nixl, over_tcp
 from tests.unit.core.disagg.transfer import (
     Keys,
@@ -90,6 +93,22 @@ async def test_what_no_agent_says_is_refused(changes: dict[str, Any], said: str)
         theirs.send(b"abc" + bytes(16))
         with pytest.raises(BadFrame, match=said):
             await over_nixl._source(line, {"nixl": AT | changes})
+
+
+def test_an_agent_under_another_name_is_not_kept() -> None:
+    agent, other = NixlAgent(loopback=True), NixlAgent(loopback=True)
+    with pytest.raises(NixlFailed, match="calls itself otherwise"):
+        agent.meet("another", other.told())
+    assert not agent._met
+    with pytest.raises(NixlFailed, match="NOT_FOUND"):
+        agent.read(other.name, np.array([[*agent.lend(room()[1])[0], 1]], np.uint64)[:, [0, 0, 2]])
+    agent.meet(other.name, other.told())
+
+
+def test_nixl_that_does_not_work_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "pigeon")
+    with pytest.raises(ConfigError, match=r"transfer_engine nixl does not work here: nixl.*: NIXL_ERR"):
+        check_transfers(DisaggConfig(role="decode", transfer_engine="nixl"))
 
 
 def test_agents_that_were_not_heard_of_for_long_are_met_anew(monkeypatch: pytest.MonkeyPatch) -> None:

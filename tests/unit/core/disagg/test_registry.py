@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from core.config import DisaggConfig
 from core.disagg import registry
-from core.disagg.registry import read_secret, transfer_engine
-from core.errors import ConfigError
+from core.disagg.registry import check_transfers, read_secret, transfer_engine
+from core.errors import ConfigError, StartupError
 
 
 def test_a_way_that_is_none_is_named() -> None:
@@ -22,6 +23,16 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match=r"needs a package that is not installed: pip install 'slipstream\[nixl\]'"):
         transfer_engine(DisaggConfig(transfer_engine="nixl"))
     assert transfer_engine(DisaggConfig())
+
+
+def test_an_address_in_use_is_known_before_weights_are_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError) as refused:
+            check_transfers(DisaggConfig(role="prefill", transfer_port=port))
+        assert refused.value.message == f"transfer_host 127.0.0.1, transfer_port {port}: Address already in use"
+        check_transfers(DisaggConfig(role="decode", transfer_port=port))
+    check_transfers(DisaggConfig(role="prefill", transfer_port=port))
 
 
 def test_a_secret_is_read_without_its_last_line_break(tmp_path: Path) -> None:

@@ -44,6 +44,20 @@ async def test_nothing_answers_and_names_that_are_none() -> None:
             assert failed.value.reason == "unreachable", host
 
 
+async def test_names_of_any_length_are_answered() -> None:
+    """A peer has the secret, and facts that no engine has."""
+    with sides() as (giver, _):
+        reader, writer = await hello(giver)
+        greeting = await read(reader)
+        names = ["\u20ac" * 2000, *(f"n{number}" for number in range(300))]
+        asked = {"facts": dict.fromkeys(names, 1), "room": "r", "claim": "c", "start": 0, "tokens": 4, "engine_id": ""}
+        proof = frames.proof(SECRET, "take", greeting["nonce"], asked)
+        await say(writer, {"asked": asked, "nonce": "n", "proof": proof})
+        said = (await read(reader))["said"]
+        assert said["status"] == "mismatch" and 0 < len(said["differ"]) <= 32
+        writer.close()
+
+
 async def test_an_engine_that_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, sides(timeout=0.1) as (_, taker):
         with pytest.raises(TransferFailed) as failed:

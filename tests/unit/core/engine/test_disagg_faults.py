@@ -283,7 +283,9 @@ async def test_nothing_is_fetched_before_its_blocks_are_vacated(made: EngineConf
         assert len(await opening) == 8 and order == ["fetched"]
 
 
-async def test_blocks_that_are_still_written_stay_reserved(made: EngineConfig) -> None:
+async def test_blocks_that_are_still_written_stay_reserved(
+    made: EngineConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     """The request goes on without its keys at once: reads that were begun end when they end."""
     async with pair(made) as (prefill, decode):
         source, taker = await source_of(prefill, asked()), decode._disagg._taker
@@ -296,6 +298,7 @@ async def test_blocks_that_are_still_written_stay_reserved(made: EngineConfig) -
         taker.take = frozen  # type: ignore[method-assign]
         taker.settle = lambda parts, then: ends.append(then)  # type: ignore[method-assign]
         assert len(await answer(decode, asked(take_over=source))) == 8
+        assert f"keys of 127.0.0.1 port {source.port} did not arrive (timeout): nothing came" in caplog.messages
         taking = kept_by(decode).taking
         assert taking is not None and len(ends) == 1
         held = taking._tier.used_bytes

@@ -71,7 +71,7 @@ def test_devices_that_there_are_not_are_refused(monkeypatch: pytest.MonkeyPatch)
 class Process:
     """Alive until a test says otherwise."""
 
-    name = "slipstream-rank-1"
+    name, pid = "slipstream-rank-1", 77
     exitcode: int | None = None
 
     def __init__(self) -> None:
@@ -116,8 +116,27 @@ def test_the_watchdog_tells_of_a_rank_that_is_gone() -> None:
     watchdog = Watchdog(10.0, 0.0, made(process, Group()))
     assert not watchdog.hangs(1.0, 1, 0)
     process.exitcode = -9
-    with pytest.raises(RankLost, match="slipstream-rank-1 was ended by SIGKILL"):
+    with pytest.raises(RankLost, match=r"slipstream-rank-1 \(process 77\) was ended by SIGKILL"):
         watchdog.hangs(2.0, 1, 0)
+
+
+def test_an_engine_that_died_of_a_lost_rank_says_which(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not what the library says of the connection, which is at a loss itself."""
+    monkeypatch.setattr(ranks, "SEEN_SECONDS", 0.1)
+    process, cause = Process(), RuntimeError("Connection closed by peer GLHF")
+    watchdog = Watchdog(10.0, 0.0, made(process, Group()))
+    assert watchdog.told(cause) is cause
+    process.exitcode = -9
+    error = ValueError("something else")
+    assert watchdog.told(error) is error
+    assert str(watchdog.told(cause)) == "slipstream-rank-1 (process 77) was ended by SIGKILL"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"] == [
+        "the engine died: RuntimeError: Connection closed by peer GLHF",
+        "the engine died: ValueError: something else",
+        "the engine died: RankLost: slipstream-rank-1 (process 77) was ended by SIGKILL",
+    ]
 
 
 def test_ranks_end_by_themselves_and_those_that_do_not_are_ended() -> None:
