@@ -12,10 +12,11 @@ import hashlib
 import logging
 import os
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,13 @@ class NixlFailed(OSError):
     """NIXL has no connection to the other agent any more, or refuses what was asked for."""
 
 
-class Read(Protocol):
-    """A read that was begun; NIXL's own handle."""
+@dataclass(eq=False, slots=True)
+class Read:
+    """A read that was begun, of the agent `name`."""
+
+    name: str
+    handle: Any
+    """NIXL's own."""
 
 
 def _told(method: Callable[..., T]) -> Callable[..., T]:
@@ -73,6 +79,11 @@ class NixlAgent:
         """By address and size: memory that NIXL may touch, which stays where it is."""
         self._met: OrderedDict[str, str] = OrderedDict()
         """Name of an agent -> digest of what it has told of itself."""
+        self._reading: Counter[str] = Counter()
+        """By name of an agent: reads that are under way."""
+        self._lost: set[str] = set()
+        """Agents that are forgotten when these have ended: of an agent that is gone NIXL says of each read at once that
+        there is none, and its bytes come all the same."""
 
     def _made(self) -> Any:
         import nixl._api as nixl
@@ -116,6 +127,8 @@ class NixlAgent:
 
         An agent that was met by half, of words cut short, NIXL refuses for ever: only a peer with the secret can do so.
         """
+        if name in self._lost:
+            raise NixlFailed("the connection was lost, and reads over it have not ended")
         digest = hashlib.sha256(told).hexdigest()
         if self._met.get(name) != digest:
             met = self._agent.add_remote_agent(told)
@@ -125,13 +138,17 @@ class NixlAgent:
                 raise NixlFailed("an agent calls itself otherwise")
             self._met[name] = digest
         self._met.move_to_end(name)
-        while len(self._met) > MOST_MET:
-            self.forget(next(iter(self._met)))
+        if len(self._met) > MOST_MET:
+            idle = [each for each in self._met if each != name and not self._reading[each]]
+            for oldest in idle[: len(self._met) - MOST_MET]:
+                self.forget(oldest)
 
     @_told
     def forget(self, name: str) -> None:
-        """Know the agent `name` no more. What is read from it is lost."""
-        if self._met.pop(name, None) is not None:
+        """Know the agent `name` no more: at once, or when all that is read from it has ended."""
+        if self._reading[name]:
+            self._lost.add(name)
+        elif self._met.pop(name, None) is not None:
             self._agent.remove_remote_agent(name)
 
     @_told
@@ -142,10 +159,9 @@ class NixlAgent:
         lists = [
             self._agent.get_xfer_descs(np.stack((at, sizes, device), axis=1), mem_type="DRAM") for at in (here, there)
         ]
-        handle = self._agent.initialize_xfer("READ", *lists, name)
-        if self._under_way(handle, self._agent.transfer(handle)):
-            return handle  # type: ignore[no-any-return]
-        return None
+        read = Read(name, self._agent.initialize_xfer("READ", *lists, name))
+        self._reading[name] += 1
+        return read if self._looked(read, self._agent.transfer) else None
 
     @_told
     def under_way(self, read: Read) -> bool:
@@ -153,7 +169,7 @@ class NixlAgent:
 
         NIXL tells errors of connections that are over, on which nothing comes.
         """
-        return self._under_way(read, self._agent.check_xfer_state(read))
+        return self._looked(read, self._agent.check_xfer_state)
 
     @_told
     def progress(self) -> None:
@@ -165,13 +181,25 @@ class NixlAgent:
         self._agent = None
         self._held.clear()
 
-    def _under_way(self, read: Read, state: str) -> bool:
-        if state == "PROC":
-            return True
-        self._agent.release_xfer_handle(read)
+    def _looked(self, read: Read, look: Callable[[Any], str]) -> bool:
+        """Whether `look` says that `read` is under way. What it has otherwise come to is over."""
+        state = ""
+        try:
+            if (state := look(read.handle)) == "PROC":
+                return True
+        finally:
+            if state != "PROC":
+                self._ended(read)
+        self._agent.release_xfer_handle(read.handle)
         if state != "DONE":
             raise NixlFailed(f"NIXL: a read ended as {state}")
         return False
+
+    def _ended(self, read: Read) -> None:
+        self._reading -= Counter([read.name])
+        if read.name in self._lost and not self._reading[read.name]:
+            self._lost.discard(read.name)
+            self.forget(read.name)
 
 
 def _place(part: memoryview) -> tuple[int, int]:

@@ -157,6 +157,10 @@ class NixlReceiver:
                 await self._landed(line, under_way)
             if (read := self._agent.read(name, chunk)) is not None:
                 under_way.append(read)
+            else:
+                # Over shared memory it is done at once, on this thread, which others wait for as well.
+                await line.tell("more")
+                await asyncio.sleep(0)
         while under_way:
             await self._landed(line, under_way)
 

@@ -82,7 +82,7 @@ def decode(data: memoryview, pin: Pin) -> Any:
     length = int.from_bytes(data[:_LENGTH], "little")
     try:
         return _Reader(data, _LENGTH + length, pin).value(json.loads(bytes(data[_LENGTH : _LENGTH + length])))
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise ValueError(f"no message of another rank: {error}") from error
 
 

@@ -259,11 +259,13 @@ class Disagg:
         tokens = whole_pages(req.prompt_len, self._page_size)
         if not tokens:
             return
+        wanted = Wanted(room, claim, 0, tokens, source.engine_id)
         if scheduler.held:
             # The pools may be lent, or about to be.
+            self._decline(source, wanted)
             raise TransferFailed("asleep", "the engine is paused, asleep or changes its weights")
         start = taking.missing(req.prompt, tokens, req.salt) if req.reuses_prefix else tokens
-        wanted = Wanted(room, claim, start, tokens, source.engine_id)
+        wanted = dataclasses.replace(wanted, start=start)
         if start == tokens:
             self._decline(source, wanted)
             return
@@ -276,6 +278,7 @@ class Disagg:
         try:
             await ready.wait()
             if taking.era != era or scheduler.held:
+                self._decline(source, wanted)
                 raise TransferFailed("asleep", "weights or pools were exchanged meanwhile")
             cached = await taker.take((source.host, source.port), wanted, parts)
             if taking.era != era:

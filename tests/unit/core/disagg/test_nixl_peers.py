@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from core.disagg import nixl_agent, over_nixl
 from core.disagg.interface import TransferFailed
 from core.disagg.tcp_taker import TcpTaker
 from tests.support.repository import ROOT
@@ -23,6 +24,8 @@ from tests.unit.core.disagg.transfer import (
     TOKENS,
     WIDTH,
     Keys,
+    Overs,
+    offer,
     room,
     wanted,
 )
@@ -86,14 +89,56 @@ async def test_bytes_of_a_frozen_engine_that_come_late_harm_nothing() -> None:
         with pytest.raises(TransferFailed) as failed:
             await taker.take(address, wanted(), parts)
         assert failed.value.reason == "timeout"
-        settled = asyncio.Event()
-        taker.settle(parts, settled.set)
+        settled, told = asyncio.Event(), list[int]()
+
+        def then() -> None:
+            told.append(threading.get_ident())
+            settled.set()
+
+        taker.settle(parts, then)
         done, _ = await asyncio.wait([asyncio.ensure_future(settled.wait())], timeout=0.3)
         assert not done and not space.any(), "they may still come"
         process.send_signal(signal.SIGCONT)
         await asyncio.wait_for(settled.wait(), TIMEOUT)
+        assert told == [threading.get_ident()], "blocks are given back on the engine's thread"
         assert (space.reshape(LAYERS, TOKENS, WIDTH) == Keys().bytes).all(), "they came, and nothing was there yet"
         assert taker._receiver.is_quiet(parts)
+
+
+@pytest.mark.parametrize("by", ["another agent", "a read that is refused"])
+async def test_an_agent_is_not_forgotten_while_it_may_still_write(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that is forgotten NIXL says at once that there is no such read, and its bytes come all the same."""
+    monkeypatch.setattr(nixl_agent, "MOST_MET", 1)
+    monkeypatch.setattr(over_nixl, "CHUNK", 500)
+    with by_nixl(taking={"timeout": 1.0}) as (giver, taker), another(TOKENS) as (process, address):
+        (space, parts), agent = room(), taker._receiver._agent  # type: ignore[attr-defined]
+        begin_with(taker, signal.SIGSTOP, process)
+        if by == "a read that is refused":
+            begins = agent._agent.initialize_xfer
+            refuses = iter((False, True))
+
+            def refused(*given: Any) -> Any:
+                if next(refuses):
+                    raise agent.errors[0]("refused")
+                return begins(*given)
+
+            monkeypatch.setattr(agent._agent, "initialize_xfer", refused)
+        with pytest.raises(TransferFailed):
+            await taker.take(address, wanted(), parts)
+        monkeypatch.undo()
+        settled = asyncio.Event()
+        taker.settle(parts, settled.set)
+        if by == "another agent":
+            monkeypatch.setattr(nixl_agent, "MOST_MET", 1)
+            agent.read = type(agent).read.__get__(agent)
+            giver.expect("r")
+            giver.offer(offer(Keys()), Overs())
+            assert await taker.take(giver.address, wanted(), room()[1]) == 5
+        done, _ = await asyncio.wait([asyncio.ensure_future(settled.wait())], timeout=0.3)
+        assert not done and not space.any(), "they may still come"
+        process.send_signal(signal.SIGCONT)
+        await asyncio.wait_for(settled.wait(), TIMEOUT)
+        assert space.any() and not agent._reading and not agent._lost
 
 
 async def test_one_that_is_cancelled_leaves_its_reads_to_end() -> None:
