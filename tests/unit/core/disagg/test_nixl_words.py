@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import socket
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from core.config import DisaggConfig
-from core.disagg import nixl_agent, over_nixl
+from core.disagg import frames, nixl_agent, over_nixl
 from core.disagg.frames import BadFrame, Message
 from core.disagg.interface import TransferFailed
 from core.disagg.line import Line
@@ -21,10 +22,17 @@ from core.disagg.registry import check_transfers
 from core.errors import ConfigError
 from tests.unit.core.disagg.by_nixl import needs_nixl, over_tcp
 from tests.unit.core.disagg.transfer import (
+    ENGINE,
+    FACTS,
+    SECRET,
+    TOKENS,
     Keys,
     Overs,
+    hello,
     offer,
+    read,
     room,
+    say,
     sides,
     wanted,
 )
@@ -124,3 +132,48 @@ def test_agents_that_were_not_heard_of_for_long_are_met_anew(monkeypatch: pytest
     for each in (agent, *others):
         each.close()
         each.close()
+
+
+@pytest.mark.parametrize("statuses", [["no"], ["more"] * 4, [""]], ids=["no", "more and more", "nothing"])
+async def test_an_engine_that_does_not_say_that_it_has_them_has_not(statuses: list[str]) -> None:
+    """And one that reads for ever holds nothing for ever."""
+    overs = Overs()
+    with sides(sender=NixlSender(NixlAgent(loopback=True)), timeout=1.0) as (giver, _):
+        giver.expect("r")
+        giver.offer(offer(Keys()), overs)
+        reader, writer = await hello(giver)
+        greeting = await read(reader)
+        asked = {"facts": FACTS, "room": "r", "claim": "c", "start": 0, "tokens": TOKENS, "engine_id": ENGINE}
+        proof = frames.proof(SECRET, "take", greeting["nonce"], asked)
+        await say(writer, {"asked": asked, "nonce": "n", "proof": proof})
+        assert (await read(reader))["said"]["status"] == "ready"
+        for status in statuses:
+            await say(writer, {"status": status})
+        assert await overs.next() is False
+        writer.close()
+
+
+async def test_after_a_transfer_reads_are_looked_for_seldom() -> None:
+    with sides(
+        sender=(sender := NixlSender(NixlAgent(loopback=True))), receiver=NixlReceiver(NixlAgent(loopback=True))
+    ) as (
+        giver,
+        taker,
+    ):
+        giver.expect("r")
+        giver.offer(offer(Keys()), Overs())
+        await taker.take(giver.address, wanted(), room()[1])
+        looks = list[int]()
+        sender._agent.progress = lambda: looks.append(1)  # type: ignore[method-assign]
+        await asyncio.sleep(0.5)
+        assert 0 < len(looks) < 50, "each half a millisecond it would be a thousand"
+
+
+def test_memory_is_registered_once() -> None:
+    agent, registered = NixlAgent(loopback=True), list[object]()
+    register = agent._agent.register_memory
+    agent._agent.register_memory = lambda *given, **more: (registered.append(given), register(*given, **more))
+    space, parts = room()
+    for _ in range(3):
+        assert agent.lend(parts)[:, 1].sum() == space.size
+    assert len(registered) == 1

@@ -119,8 +119,8 @@ async def test_addresses_that_are_no_peers_in_any_form(host: str) -> None:
         assert taker._is_peer("::ffff:127.0.0.1") and not taker._is_peer(host)
 
 
-@pytest.mark.parametrize("cached", [-1, TOKENS + 1, 1 << 40])
-async def test_more_cached_tokens_than_the_prompt_has(cached: int) -> None:
+@pytest.mark.parametrize("cached", [-1, TOKENS + 1, 1 << 40, "5", None, True, 1.5])
+async def test_more_cached_tokens_than_the_prompt_has(cached: Any) -> None:
     with sides() as (giver, taker):
         giver.expect("r")
         giver.offer(offer(Keys(), cached_tokens=cached), Overs())
@@ -216,3 +216,40 @@ async def test_an_engine_that_asked_first_is_told_of_a_prompt_that_failed() -> N
         with pytest.raises(TransferFailed, match="not there"):
             async with asyncio.timeout(TIMEOUT / 4):
                 await taking
+
+
+async def test_an_engine_that_could_not_accept_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors come back as connections end."""
+    overs = Overs()
+    with sides() as (giver, taker):
+        loop = giver._thread.loop
+        accepts, fails = loop.sock_accept, iter([True])
+
+        async def accept(listener: socket.socket) -> Any:
+            if next(fails, False):
+                raise OSError(24, "Too many open files")
+            return await accepts(listener)
+
+        monkeypatch.setattr(loop, "sock_accept", accept)
+        for _ in range(2):
+            # The accept that waits is of before.
+            _, writer = await hello(giver)
+            writer.close()
+        giver.expect("r")
+        giver.offer(offer(Keys()), overs)
+        assert await taker.take(giver.address, wanted(), room()[1]) == 5 and await overs.next() is True
+
+
+@pytest.mark.parametrize(("most", "giving"), [(0.1, TIMEOUT), (TIMEOUT, 0.6)])
+async def test_engines_of_less_patience_hear_that_a_prompt_is_still_computed(
+    most: float, giving: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_giver, "WAIT_SECONDS", most)
+    overs = Overs()
+    with sides(timeout=giving, taking={"timeout": 0.6}) as (giver, taker):
+        giver.expect("r")
+        taking = asyncio.ensure_future(taker.take(giver.address, wanted(), room()[1]))
+        done, _ = await asyncio.wait([taking], timeout=1.2)
+        assert not done
+        giver.offer(offer(Keys()), overs)
+        assert await taking == 5 and await overs.next() is True

@@ -81,3 +81,36 @@ def test_settings_that_cannot_be(settings: dict[str, object], told: str) -> None
 )
 def test_settings_that_can_be(settings: dict[str, str]) -> None:
     assert DisaggConfig(**settings).role == settings.get("role", "both")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "loopback"),
+    [
+        ({"role": "prefill"}, True),
+        ({"role": "prefill", "transfer_host": "10.1.1.1", "transfer_secret_file": "s"}, False),
+        ({"role": "decode"}, True),
+        ({"role": "decode", "transfer_peers": "127.0.0.0/8,10.0.0.0/8", "transfer_secret_file": "s"}, False),
+    ],
+)
+def test_nixl_opens_ports_where_peers_are(
+    settings: dict[str, str], loopback: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ports ask for no secret; those of loopback alone reach no peer elsewhere."""
+    made: list[bool] = []
+
+    class Agent:
+        def __init__(self, *, loopback: bool) -> None:
+            made.append(loopback)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(registry, "NixlAgent", Agent)
+    monkeypatch.setattr(registry, "TcpGiver", lambda *_: None)
+    config, way = DisaggConfig(transfer_engine="nixl", **settings), registry.TRANSFER_ENGINES["nixl"]  # type: ignore[arg-type]
+    way.check(config)
+    if config.role == "prefill":
+        way.giver(config, b"", "id", dict)
+    else:
+        way.taker(config, b"", dict).close()
+    assert made == [loopback] * 2

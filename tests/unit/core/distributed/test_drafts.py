@@ -120,3 +120,14 @@ def test_texts_stay_with_rank_0() -> None:
     assert told is not None and told.seeds == () and told.drafts is spec.drafts and told.aim == spec.aim
     assert plain(batch(1)).spec is None
     assert drafts.FollowingSpeculator.needs_hidden == drafts.NO_HIDDEN
+
+
+def test_a_heard_trial_is_computed_behind_what_is_in_the_pools() -> None:
+    pool = SimpleNamespace(slots_on_host=lambda rows, positions: rows * 100 + positions, table=None)
+    state: Any = SimpleNamespace(pool=pool, staging=STAGING, kv_pool=None)
+    step: Any = SimpleNamespace(rows=ints(3, 4))
+    decoding: Any = SimpleNamespace(rows=torch.tensor([3, 4]))
+    made = FollowingSpeculator(NOTHING, state).forward_batch(step, decoding, trial())
+    assert made.seq_lens.tolist() == [13, 21] and made.prefix_lens_host.tolist() == [10, 20]
+    assert made.input_ids.tolist() == [4, 7, 8, 5] and made.positions.tolist() == [10, 11, 12, 20]
+    assert made.out_cache_loc.tolist() == [310, 311, 312, 420] and made.extend_lens_host.tolist() == [3, 1]

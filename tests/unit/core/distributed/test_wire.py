@@ -153,3 +153,21 @@ def test_adapters_arrive_in_the_type_of_their_model(dtype: torch.dtype) -> None:
     assert filled.slot == 3 and filled.adapter.buffer.dtype == dtype and filled.adapter.buffer.equal(values)
     assert (filled.adapter.places, filled.adapter.digest) == (adapter.places, "digest")
     assert (emptied.slot, emptied.adapter) == (4, None)
+
+
+def test_arrays_that_do_not_travel_are_refused_where_they_are_sent() -> None:
+    with pytest.raises(TypeError, match="arrays of complex64 do not travel"):
+        encode(np.zeros(1, np.complex64))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"class": "SpecPlan", "fields": 3},
+        {"half": "torch.bfloat16", "bits": 5},
+        {"array": "|u1", "shape": [0, 1 << 70], "tensor": False},
+    ],
+)
+def test_words_of_another_form_are_told_as_such(head: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no message of another rank"):
+        decode(message(head), torch.clone)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from core.config import EngineConfig, LoraConfig, MemoryConfig, ModelConfig, SpeculationConfig
+from core.config import DisaggConfig, EngineConfig, LoraConfig, MemoryConfig, ModelConfig, SpeculationConfig
 from core.engine import ranks
 from core.engine.ranks import RankLost, Ranks, open_ranks, sized_by, stop_all
 from core.engine.watchdog import Watchdog
@@ -37,6 +37,7 @@ REFUSED: dict[str, Callable[[], EngineConfig]] = {
     "a model that drafts": lambda: dataclasses.replace(MADE, speculation=SpeculationConfig("mtp")),
     "lora": lambda: piped(lora=LoraConfig(directory="x")),
     "deterministic": lambda: model(deterministic=True),
+    "role": lambda: dataclasses.replace(MADE, disagg=DisaggConfig(role="prefill")),
     "weights_dir": lambda: model(weights_dir="x"),
     "kv_cache_dtype": lambda: model(kv_cache_dtype="int8"),
     "quantization": lambda: model(quantization="int8"),
@@ -211,3 +212,25 @@ def test_what_cannot_go_on_ends_all_at_once() -> None:
     process, group = Process(), Group()
     made(process, group).kill()
     assert group.log == ["left"] and process.log == ["kill", "join"]
+
+
+def test_every_refusal_is_tried() -> None:
+    assert {name for name, _ in ranks.REFUSED} == set(REFUSED)
+
+
+def test_pipelines_and_engines_that_share_experts_are_not_captured() -> None:
+    captured = dataclasses.replace(MADE, executor=dataclasses.replace(MADE.executor, cuda_graphs=True))
+    assert ranks.captures(captured)
+    assert not ranks.captures(dataclasses.replace(piped(), executor=captured.executor))
+
+
+def test_why_an_engine_did_not_start_is_what_the_other_rank_said() -> None:
+    group: Any = Group()
+    group.failure = lambda seconds: "rank 1: its weights are corrupt"
+    others = made(Process(), group)
+    assert str(others.why(StartupError("Connection closed by peer"))) == "rank 1: its weights are corrupt"
+    own = StartupError("no room here")
+    assert others.why(own) is own
+    group.failure = lambda seconds: None
+    closed = StartupError("Connection closed by peer")
+    assert others.why(closed) is closed

@@ -72,6 +72,12 @@ def test_ranks_time_the_same_steps_whatever_they_take(alone: bool, monkeypatch: 
     assert len(time_steps(state).tokens) == (2 if alone else sum(each <= CONTEXT for each in TOKENS))
 
 
+def test_no_step_is_timed_with_more_drafts_than_there_is_room_for() -> None:
+    executor = built("ngram").new_executor(lambda: None)
+    assert time_steps(executor._runner.state, draft_room=2).tokens == (1, 2)  # type: ignore[attr-defined]
+    assert time_steps(executor._runner.state, draft_room=3).tokens == (1, 2, 4)  # type: ignore[attr-defined]
+
+
 def test_timing_leaves_no_trace() -> None:
     """Padding row 0 stays padding, and a request gets what it gets without speculation."""
     engine = built("ngram")

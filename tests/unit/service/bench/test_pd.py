@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -190,3 +191,9 @@ def test_plain_bytes_are_those_of_the_other_side(way: str) -> None:
     given, taken = (memoryview(bytearray(each * 3_000_000)) for each in (b"g", b"t"))
     plain = plain_bytes.PLAIN[way]
     assert plain.taken(taken).take(plain.given(given).told()) > 0 and taken == given
+
+
+def test_plain_bytes_that_end_early_are_told_of() -> None:
+    short, whole = (memoryview(bytearray(size)) for size in (1000, 2000))
+    with pytest.raises(click.ClickException, match="ended"):
+        plain_bytes.SocketTaken(whole).take(plain_bytes.SocketGiven(short).told())
