@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from core.errors import StartupError
 from core.models.bundled import bundled_model_dir
@@ -75,6 +77,24 @@ def told(*command: str, blocked: Path, folder: Path) -> tuple[int, str]:
     assert "Traceback" not in done.stderr, done.stderr
     assert f"TORCHINDUCTOR_CACHE_DIR {blocked} cannot be used (Not a directory)" in done.stderr
     return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("name", ["check", "serve"])
+def test_commands_look_before_they_import_what_compiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of their own show that it is early enough: the two tests below."""
+    module = importlib.import_module(f"service.cli.commands.{name}")
+
+    def looked(environ: object) -> None:
+        raise LookedError(environ is os.environ)
+
+    monkeypatch.setattr(module, "use_writable_caches", looked)
+    monkeypatch.setattr(module, "configure", lambda level: None, raising=False)
+    answer = CliRunner().invoke(getattr(module, name), ["--port=0", "--metrics-port=0"] if name == "serve" else [])
+    assert isinstance(answer.exception, LookedError) and answer.exception.args == (True,), answer.output
+
+
+class LookedError(Exception):
+    """Nothing but it is to happen."""
 
 
 def test_a_model_is_loaded_in_spite_of_it(blocked: Path, tmp_path: Path) -> None:
