@@ -79,6 +79,7 @@ KEPT = (
     "splits_merge_to_the_formula[17] or splits_merge_to_the_formula[79] "
     "or mixes_match_the_formula[packed-many] "
     "or fixed_parts_give_the_same_bits_in_any_step[window-and-chunk] or fixed_parts_are_captured "
+    "or fused_decoders_are_proved_with_fixed_products_and_parts[parts] "
     "or are_proved[deepseek_v3] or decoder_equals_transformers[gemma3_text] or counts_from_zero_again[softcap]"
 )
 
