@@ -23,8 +23,6 @@ import numpy.typing as npt
 
 from core.errors import ConfigError
 
-log = logging.getLogger(__name__)
-
 MOST_MET: Final = 256
 """Agents that are remembered; that of an engine which was not heard of for longest is met anew."""
 Table = npt.NDArray[np.uint64]
@@ -42,6 +40,7 @@ class Read:
     name: str
     handle: Any
     """NIXL's own."""
+    is_over: bool = False
 
 
 def _told(method: Callable[..., T]) -> Callable[..., T]:
@@ -182,7 +181,9 @@ class NixlAgent:
         self._held.clear()
 
     def _looked(self, read: Read, look: Callable[[Any], str]) -> bool:
-        """Whether `look` says that `read` is under way. What it has otherwise come to is over."""
+        """Whether `look` says that `read` is under way. What it has otherwise come to is over, and counted once."""
+        if read.is_over:
+            return False
         state = ""
         try:
             if (state := look(read.handle)) == "PROC":
@@ -196,6 +197,7 @@ class NixlAgent:
         return False
 
     def _ended(self, read: Read) -> None:
+        read.is_over = True
         self._reading -= Counter([read.name])
         if read.name in self._lost and not self._reading[read.name]:
             self._lost.discard(read.name)

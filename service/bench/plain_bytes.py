@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -120,8 +120,8 @@ class Plain:
     """One kind, by its two sides."""
 
     name: str
-    given: type[SocketGiven | NixlGiven]
-    taken: type[SocketTaken | NixlTaken]
+    given: Callable[[memoryview], Given]
+    taken: Callable[[memoryview], Taken]
 
 
 PLAIN: Final = {

@@ -144,6 +144,29 @@ cpu_threads: {{ max 1 (sub (div (int64 (include "slipstream.milliCpu" $cores)) 1
 {{- if and (ne .Values.role "both") (eq (toString .Values.settings.transfer_engine) "nixl") }}true{{ end -}}
 {{- end -}}
 
+{{/* The pods of the other role, for a network policy. */}}
+{{- define "slipstream.transferPeers" -}}
+{{- if eq .Values.role "prefill" -}}
+{{- toYaml .Values.networkPolicy.transferFrom }}
+{{- else -}}
+{{- range splitList "," .Values.transfer.peers }}
+- ipBlock:
+    cidr: {{ trim . | quote }}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* A rule without peers would be for every pod. */}}
+{{- define "slipstream.nixlPeers" -}}
+{{- if and (include "slipstream.nixl" .) (or (eq .Values.role "decode") .Values.networkPolicy.transferFrom) -}}
+{{- $ends := splitList "-" .Values.transfer.nixlPorts -}}
+ports:
+  - port: {{ int64 (first $ends) }}
+    endPort: {{ int64 (last $ends) }}
+    protocol: TCP
+{{- end -}}
+{{- end -}}
+
 {{- define "slipstream.mounts" -}}
 - name: tmp
   mountPath: /tmp

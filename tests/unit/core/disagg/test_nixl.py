@@ -20,12 +20,11 @@ from core.disagg.over_nixl import NixlReceiver, NixlSender, pieces
 from tests.support.ports import listening
 from tests.unit.core.disagg.by_nixl import by_nixl, needs_nixl, over_tcp
 from tests.unit.core.disagg.transfer import (
-    LAYERS,
     TIMEOUT,
     TOKENS,
-    WIDTH,
     Keys,
     Overs,
+    check_arrival,
     offer,
     room,
     sides,
@@ -39,18 +38,8 @@ pytestmark = needs_nixl
 
 @pytest.mark.parametrize("start", [0, 16, TOKENS - 1])
 async def test_bytes_arrive_in_order_and_the_offer_is_over(start: int) -> None:
-    keys, overs = Keys(), Overs()
-    space, parts = room(start=start)
     with by_nixl() as (giver, taker):
-        giver.expect("r")
-        giver.offer(offer(keys), overs)
-        assert await taker.take(giver.address, wanted(start=start), parts) == 5
-        assert (space.reshape(LAYERS, TOKENS - start, WIDTH) == keys.bytes[:, start:]).all()
-        assert await overs.next() is True
-        with pytest.raises(TransferFailed) as failed:
-            await taker.take(giver.address, wanted(start=start), parts)
-        assert failed.value.reason == "gone", "each prompt goes to one engine"
-    assert overs.count == 1
+        await check_arrival(giver, taker, start)
 
 
 async def test_many_pieces_of_other_sizes_on_either_side(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

@@ -141,6 +141,31 @@ async def test_an_agent_is_not_forgotten_while_it_may_still_write(by: str, monke
         assert space.any() and not agent._reading and not agent._lost
 
 
+async def test_a_read_that_failed_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at again it would end another one's too, whose agent could be forgotten then."""
+    with by_nixl() as (_, taker), another(TOKENS) as (process, address):
+        (_, parts), agent = room(), taker._receiver._agent  # type: ignore[attr-defined]
+
+        def failing(handle: object) -> str:
+            raise agent.errors[0]("this read alone")
+
+        monkeypatch.setattr(agent._agent, "check_xfer_state", failing)
+        begin_with(taker, signal.SIGSTOP, process)
+        reads = agent.read
+
+        def beside_another(name: str, *given: Any) -> Any:
+            agent._reading[name] += 1
+            return reads(name, *given)
+
+        agent.read = beside_another
+        with pytest.raises(TransferFailed):
+            await taker.take(address, wanted(), parts)
+        settled = asyncio.Event()
+        taker.settle(parts, settled.set)
+        await asyncio.wait_for(settled.wait(), TIMEOUT)
+        assert list(agent._reading.values()) == [1] and set(agent._reading) == agent._lost == set(agent._met)
+
+
 async def test_one_that_is_cancelled_leaves_its_reads_to_end() -> None:
     with by_nixl() as (_, taker), another(TOKENS) as (process, address):
         _, parts = room()

@@ -23,6 +23,7 @@ from tests.unit.core.disagg.transfer import (
     WIDTH,
     Keys,
     Overs,
+    check_arrival,
     hello,
     offer,
     read,
@@ -35,18 +36,8 @@ from tests.unit.core.disagg.transfer import (
 
 @pytest.mark.parametrize("start", [0, 16, TOKENS - 1])
 async def test_bytes_arrive_in_order_and_the_offer_is_over(start: int) -> None:
-    keys, overs = Keys(), Overs()
-    space, parts = room(start=start)
     with sides() as (giver, taker):
-        giver.expect("r")
-        giver.offer(offer(keys), overs)
-        assert await taker.take(giver.address, wanted(start=start), parts) == 5
-        assert (space.reshape(LAYERS, TOKENS - start, WIDTH) == keys.bytes[:, start:]).all()
-        assert await overs.next() is True
-        with pytest.raises(TransferFailed) as failed:
-            await taker.take(giver.address, wanted(start=start), parts)
-        assert failed.value.reason == "gone", "each prompt goes to one engine"
-    assert overs.count == 1
+        await check_arrival(giver, taker, start)
 
 
 async def test_an_engine_that_asks_first_waits() -> None:

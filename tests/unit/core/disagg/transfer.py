@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from core.disagg.carrier import Receiver, Sender
-from core.disagg.interface import Offer, Wanted
+from core.disagg.interface import Offer, TransferFailed, Wanted
 from core.disagg.tcp_giver import TcpGiver
 from core.disagg.tcp_taker import TcpTaker
 
@@ -88,6 +89,21 @@ def sides(
     finally:
         taker.close()
         giver.close()
+
+
+async def check_arrival(giver: TcpGiver, taker: TcpTaker, start: int) -> None:
+    """That bytes from `start` on arrive in order, and that the offer is over then."""
+    keys, overs = Keys(), Overs()
+    space, parts = room(start=start)
+    giver.expect("r")
+    giver.offer(offer(keys), overs)
+    assert await taker.take(giver.address, wanted(start=start), parts) == 5
+    assert (space.reshape(LAYERS, TOKENS - start, WIDTH) == keys.bytes[:, start:]).all()
+    assert await overs.next() is True
+    with pytest.raises(TransferFailed) as failed:
+        await taker.take(giver.address, wanted(start=start), parts)
+    assert failed.value.reason == "gone", "each prompt goes to one engine"
+    assert overs.count == 1
 
 
 async def hello(giver: TcpGiver) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
