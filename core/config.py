@@ -12,6 +12,7 @@ from core.disagg_config import DisaggConfig as DisaggConfig
 from core.errors import ConfigError
 from core.machine import usable_cpus
 from core.model_config import ModelConfig as ModelConfig
+from core.nodes_config import NodesConfig as NodesConfig
 from core.setting import at_least, check_settings, setting
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -291,8 +292,10 @@ class EngineConfig:
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     disagg: DisaggConfig = field(default_factory=DisaggConfig)
+    nodes: NodesConfig = field(default_factory=NodesConfig)
     seed: int | None = setting(None, "Scheduling", "Seed for requests that give none; unset: random.", low=0)
     max_pending_tokens: int = setting(8192, "Limits", "Most unread tokens of one stream.", low=1)
 
     def __post_init__(self) -> None:
         check_settings(self)
+        self.nodes.ranks_here(self.model.ranks)

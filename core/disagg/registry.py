@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
 from core.disagg.carrier import Receiver, Sender
@@ -16,9 +15,10 @@ from core.disagg.tcp_giver import TcpGiver, listener
 from core.disagg.tcp_taker import TcpTaker
 from core.disagg_config import DisaggConfig, is_loopback
 from core.errors import ConfigError
+from core.secret_file import read_secret
 
-LEAST_SECRET: Final = 16
-"""Bytes."""
+SECRET: Final = "transfer_secret_file"
+"""The setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +87,6 @@ def transfer_engine(config: DisaggConfig) -> TransferEngine:
 def check_transfers(config: DisaggConfig) -> None:
     """Before weights are loaded for minutes. Raises ConfigError, and StartupError for an address in use."""
     transfer_engine(config).check(config)
-    read_secret(config)
+    read_secret(SECRET, config.transfer_secret_file)
     if config.role == "prefill":
         listener((config.transfer_host, config.transfer_port)).close()
-
-
-def read_secret(config: DisaggConfig) -> bytes:
-    """The shared secret; empty without one. Raises ConfigError for a file that has none of LEAST_SECRET bytes."""
-    if config.transfer_secret_file is None:
-        return b""
-    try:
-        secret = Path(config.transfer_secret_file).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"transfer_secret_file: {error.strerror}: {config.transfer_secret_file}") from None
-    if len(secret) < LEAST_SECRET:
-        raise ConfigError(f"transfer_secret_file: a secret has at least {LEAST_SECRET} bytes; this one {len(secret)}")
-    return secret

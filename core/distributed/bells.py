@@ -34,7 +34,7 @@ class Bells:
         """All engines make theirs at the same time."""
         self.others = [rank for rank in range(world.size) if rank != world.rank]
         # Of its own: it waits while collectives run.
-        self._group = dist.new_group(list(range(world.size)), backend="gloo")
+        self._group = world.group(backend="gloo")
         self._rung = dict.fromkeys(self.others, LEFT)
         """The last step that each of the others has rung for."""
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()

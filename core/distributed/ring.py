@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from core.distributed.world import LEADER, World
+from core.distributed.meeting import LEADER
+from core.distributed.world import World
 
 MOST_SENT: Final = 8
 """Tensors that are kept for their transfers; by then the oldest has long been received."""
@@ -39,8 +40,7 @@ class DistributedRing:
         """All ranks of `world` make theirs at the same time."""
         self.rank = world.rank
         self.size = world.size
-        everyone = list(range(world.size))
-        self._onward, self._home = dist.new_group(everyone), dist.new_group(everyone)
+        self._onward, self._home = world.group(), world.group()
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
     def send(self, tensor: torch.Tensor) -> None:

@@ -7,11 +7,9 @@ between the collectives of one step and those of the next. One group carries bot
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,82 +17,89 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from core.distributed.meeting import LEADER, PAUSE, Meeting
+from core.distributed.pulse import Pulse
 from core.errors import StartupError
 
-LEADER: Final = 0
-HOST: Final = "127.0.0.1"
-LOOPBACK: Final = "lo"
-"""The interface that has it."""
 FIRST: Final = 1 << 14
 """Bytes of the first part of a message, its length included: most messages have no other."""
 _LENGTH: Final = 8
 MOST_SENT: Final = 8
 """Messages, each of two parts at most, that are on their way to a rank."""
-JOIN_SECONDS: Final = 120.0
-"""How long a rank waits for the others at start."""
-PAUSE: Final = 0.02
-"""Seconds between two looks for them."""
 SILENCE: Final = timedelta(days=365)
 """Ranks that have no work wait for news without end; a rank that is gone is noticed by its closed connection."""
-
-
-def _wait_for(ranks: list[str], store: TCPStore, check: Callable[[], None]) -> None:
-    """Raises TimeoutError that names the ranks which are not there in time."""
-    end = time.monotonic() + JOIN_SECONDS
-    while not store.check(ranks):
-        check()
-        if time.monotonic() > end:
-            raise TimeoutError("no word of rank " + ", ".join(each for each in ranks if not store.check([each])))
-        time.sleep(PAUSE)
 
 
 class World:
     """This process among `size` ranks. One thread at a time."""
 
-    def __init__(self, rank: int, size: int, store: TCPStore) -> None:
+    def __init__(self, rank: int, size: int, store: TCPStore, meeting: Meeting) -> None:
         """Of a process group that was joined: see `join`."""
         self._store = store
+        self._meeting = meeting
         self.rank = rank
         self.size = size
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+        self.pulse: Pulse | None = None
+        """Signs of life of ranks on other machines."""
 
     @classmethod
     def join(
-        cls,
-        rank: int,
-        size: int,
-        port: int,
-        device: torch.device,
-        listener: socket.socket | None = None,
-        check: Callable[[], None] = lambda: None,
+        cls, rank: int, size: int, meeting: Meeting, device: torch.device, check: Callable[[], None] = lambda: None
     ) -> World:
-        """Meet the other ranks at `port` of this machine, where rank 0 has the `listener`.
+        """Meet the other ranks.
 
-        Nothing outside the machine can connect. `check` is asked while the leader waits, and raises where that is in
+        Strangers are no ranks: see `Meeting`. `check` is asked while this one waits, and raises where that is in
         vain. Raises StartupError where a rank stays away, or this process is a rank already.
         """
         if dist.is_initialized():
             raise StartupError("a process can be a rank of one engine at a time")
-        # Both would otherwise listen on every interface.
-        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-        listening = None if listener is None else listener.detach()
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+        here = meeting.listen_inside()
         try:
-            store = TCPStore(
-                *(HOST, port, size, rank == LEADER),
-                timeout=timedelta(seconds=JOIN_SECONDS),
-                wait_for_workers=False,
-                master_listen_fd=listening,
-            )
+            store = meeting.store(rank, size)
+            store.set(f"address-{rank}", here)
             store.set(str(rank), "here")
-            _wait_for([str(each) for each in range(size)], store, check)
+            meeting.wait_for(range(size), store, check)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=SILENCE)
         except (dist.DistError, TimeoutError, RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise StartupError(
-                f"rank {rank} of {size} did not meet the others at {HOST}:{port} within {JOIN_SECONDS:.0f} s: {reason}"
+                f"rank {rank} of {size} did not meet the others at {meeting.host}:{meeting.port} within "
+                f"{meeting.seconds:.0f} s: {reason}"
             ) from error
-        return cls(rank, size, store)
+        try:
+            meeting.prove()
+        except BaseException:
+            dist.destroy_process_group()
+            raise
+        return cls(rank, size, store, meeting)
+
+    def group(self, **settings: Any) -> Any:
+        """Another group of all ranks, with connections of its own. All make it at the same time."""
+        made = dist.new_group(list(range(self.size)), **settings)
+        self._meeting.prove(made)
+        return made
+
+    def beat(self) -> Pulse:
+        """Give signs of life from now on; the leader watches all others, and they watch it."""
+        watched = [rank for rank in range(self.size) if rank != self.rank and LEADER in (rank, self.rank)]
+        client = Meeting(self._meeting.port, host=self._meeting.host, seconds=self._meeting.seconds)
+        self.pulse = Pulse(client.store(self.rank, self.size), self.rank, {each: self.called(each) for each in watched})
+        self.pulse.start()
+        return self.pulse
+
+    def named(self, error: str) -> str | None:
+        """The ranks at the address at which a connection failed, as `error` of gloo has it; None where it has none."""
+        if self.pulse is None:
+            return None
+        addresses = {rank: self.said(rank, "address") for rank in range(self.size) if rank != self.rank}
+        there = {rank: address for rank, address in addresses.items() if f"[{address}]" in error}
+        return f"rank {', '.join(map(str, there))} at {next(iter(there.values()))}" if there else None
+
+    def called(self, rank: int) -> str:
+        """`rank` as an operator finds it."""
+        return f"rank {rank} at {self.said(rank, 'address')}"
 
     def send(self, data: bytes) -> None:
         """Tell all others `data`; every one of them is in `receive`, or comes there. Leader only.
@@ -124,10 +129,19 @@ class World:
         dist.recv(rest, LEADER)
         return whole.numpy().data
 
+    def say(self, name: str, value: str) -> None:
+        """Leave word for the others, under a `name`."""
+        self._store.set(f"{name}-{self.rank}", value)
+
+    def said(self, rank: int, name: str) -> str:
+        """The word of `rank` under that name; waits for it. Raises RuntimeError where it does not come."""
+        told: bytes = self._store.get(f"{name}-{rank}")
+        return told.decode()
+
     def fail(self, reason: str) -> None:
         """Leave word why this rank ends."""
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"failed-{self.rank}", reason)
+            self.say("failed", reason)
 
     def failure(self, seconds: float) -> str | None:
         """Why a rank has ended, as it told by `fail`, with its number; None if none has told within `seconds`."""
@@ -136,10 +150,22 @@ class World:
         while True:
             for name, rank in names.items():
                 if self._store.check([name]):
-                    return f"rank {rank}: {self._store.get(name).decode()}"
+                    return f"rank {rank}: {self.said(rank, 'failed')}"
             if time.monotonic() > end:
                 return None
             time.sleep(PAUSE)
+
+    def say_ended(self) -> None:
+        """Leave word that this rank has heard all, and ends."""
+        with contextlib.suppress(RuntimeError):
+            self.say("ended", "")
+
+    def wait_for_ended(self, ranks: Iterable[int], seconds: float) -> None:
+        """Until each of `ranks` has said so, or is gone, or for `seconds`: what is on its way would be lost."""
+        end, names = time.monotonic() + seconds, [f"ended-{rank}" for rank in ranks]
+        with contextlib.suppress(RuntimeError):
+            while names and not self._store.check(names) and time.monotonic() < end:
+                time.sleep(PAUSE)
 
     def share(self, tokens: torch.Tensor) -> None:
         """Make `tokens`, contiguous, what they are on the leader, on its device and stream."""
@@ -147,5 +173,7 @@ class World:
 
     def leave(self) -> None:
         """End the group. Idempotent."""
+        if self.pulse is not None:
+            self.pulse.stop()
         if dist.is_initialized():
             dist.destroy_process_group()

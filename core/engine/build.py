@@ -33,7 +33,8 @@ from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
 from core.engine.math_threads import use_threads
 from core.engine.peers import Peers, open_others
-from core.engine.ranks import Ranks, captures, ring_of, verification
+from core.engine.rank_settings import captures, ring_of
+from core.engine.ranks import Ranks, verification
 from core.engine.renewal import Loaded, Renewal, keeps_modules
 from core.engine.speculation import Speculation, build_source, build_speculation, way_of, why_no_speculation
 from core.engine.step_size import device_bytes, sized

@@ -21,14 +21,16 @@ from typing import Any, Final
 
 from core.config import EngineConfig
 from core.disagg.interface import REASONS, Facts, Giver, Taker, TransferFailed, Wanted
-from core.disagg.registry import check_transfers, read_secret, transfer_engine
+from core.disagg.registry import SECRET, check_transfers, transfer_engine
 from core.engine.build_pools import Pools
 from core.errors import InvalidRequest, KeysLost, Overloaded, SlipstreamError
 from core.models.base import ModelSpec
+from core.models.identity import checkpoint_identity
 from core.scheduler.fair_share import in_its_part
 from core.scheduler.handing_over import HandingOver, whole_pages
 from core.scheduler.scheduler import Scheduler
 from core.scheduler.taking_over import Arrived, TakingOver
+from core.secret_file import read_secret
 from core.types.handover import Handed, Kept, TakeOver, claim_of
 from core.types.io import GenerateRequest, ModelInfo
 from core.types.request import Req
@@ -57,7 +59,7 @@ def facts_of(config: EngineConfig, spec: ModelSpec, pools: Pools) -> dict[str, A
     shapes = "; ".join(f"{each.dtype!s}{list(each.shape[1:])}" for each in tensors)
     return {
         "architecture": spec.architecture,
-        "checkpoint": _checkpoint(Path(config.model.path)) if config.model.path else spec.name,
+        "checkpoint": checkpoint_identity(Path(config.model.path)) if config.model.path else spec.name,
         "quantization": f"{spec.quantization} {config.model.quantization}",
         "dtype": str(spec.dtype),
         "kv_cache_dtype": config.model.kv_cache_dtype,
@@ -65,16 +67,6 @@ def facts_of(config: EngineConfig, spec: ModelSpec, pools: Pools) -> dict[str, A
         "page_size": pools.memory.page_size,
         "layers": hashlib.sha256(shapes.encode()).hexdigest(),
     }
-
-
-def _checkpoint(folder: Path) -> str:
-    """Of a checkpoint: its configuration, and the names and sizes of its weights. They are not read for it."""
-    digest = hashlib.sha256()
-    config = folder / "config.json"
-    digest.update(config.read_bytes() if config.is_file() else b"")
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-    return digest.hexdigest()
 
 
 class Disagg:
@@ -99,7 +91,8 @@ class Disagg:
         self._failures: Counter[str] = Counter(dict.fromkeys(REASONS, 0) if self.role == "decode" else {})
         if self.role == "both" or facts is None:
             return
-        way, secret = transfer_engine(self._config), read_secret(self._config)
+        way = transfer_engine(self._config)
+        secret = read_secret(SECRET, self._config.transfer_secret_file)
         if self.role == "prefill":
             self.giver = way.giver(self._config, secret, self.engine_id, self._shared)
             log.info("keys are given away at %s port %d", *self.giver.address)

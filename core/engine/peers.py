@@ -12,6 +12,7 @@ from core.config import EngineConfig
 from core.distributed.bells import Bells
 from core.distributed.exchange import DistributedExchange
 from core.distributed.joint_runner import JointRunner
+from core.distributed.meeting import Meeting
 from core.distributed.world import World
 from core.engine.build_pools import Pools
 from core.engine.ranks import Ranks, Refusals, open_ranks, refuse
@@ -85,4 +86,4 @@ def open_peers(config: EngineConfig, device: torch.device) -> Peers | None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     listener = None if peers.listener is None else socket.socket(fileno=peers.listener)
-    return Peers(World.join(peers.rank, peers.size, peers.port, device, listener))
+    return Peers(World.join(peers.rank, peers.size, Meeting(peers.port, listener), device))

@@ -8,50 +8,39 @@ same time, and then follow (`core/distributed`).
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import logging
 import multiprocessing
-import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Final, cast
 
 import torch
 
-from core.attention.registry import build_attention
-from core.config import EngineConfig, MemoryConfig
-from core.device.checks import AssertMode, DeviceChecks
-from core.device.staging import Staging
-from core.device.streams import DeviceStreams, resolve_device
-from core.distributed.drafts import FollowingGrid, FollowingSpeculator, LeadingGrid, LeadingSpeculator
-from core.distributed.follower import STOP, FollowingSampling, follow
+from core.config import EngineConfig
+from core.device.streams import resolve_device
+from core.distributed.drafts import LeadingGrid, LeadingSpeculator
+from core.distributed.follower import STOP
 from core.distributed.leader import LeadingRunner
+from core.distributed.meeting import LEADER, Meeting
 from core.distributed.pipeline_leader import PipelineLeader
-from core.distributed.ring import DistributedRing
-from core.distributed.world import HOST, World
-from core.engine.build_pools import Pools, build_arena, build_pools
-from core.engine.disagg import Disagg
-from core.engine.kv_storage import check_kv_format
-from core.engine.math_threads import use_threads
-from core.engine.speculation import GUESSERS, Speculation, build_source, way_of, why_no_speculation
-from core.engine.step_times import time_steps
+from core.distributed.pulse import SILENT_SECONDS
+from core.distributed.world import World
+from core.engine.build_pools import Pools
+from core.engine.determinism import settled
+from core.engine.disagg import Disagg, with_host_memory
+from core.engine.nodes import meeting_of
+from core.engine.rank_follower import be_rank, be_started
+from core.engine.rank_settings import check_alike, sizes_of
+from core.engine.speculation import GUESSERS, Speculation
 from core.errors import ConfigError, StartupError
-from core.executor.decode_graphs import graph_sizes
 from core.executor.device_state import DeviceState
 from core.executor.interface import Executor
-from core.executor.mixed_graphs import chunk_tokens
 from core.executor.step import StepRunner
 from core.executor.verification import Verification
-from core.memory.window.window_pages import NAME as WINDOW
-from core.memory.window.window_pool import SlidingWindowPool
-from core.models.attention_proof import prove_attention, prove_codes
-from core.models.loader import load_model
-from core.relay.future_map import FutureMap
-from core.sampling.registry import build_sampler
 from core.speculation.drafter import Drafter
 from core.speculation.guesses import Guesser
 
@@ -62,8 +51,6 @@ SEEN_SECONDS: Final = 0.5
 """In which a process that has ended is seen to have: its connections close a little before."""
 TELL_SECONDS: Final = 2.0
 """In which a rank that has failed has said why."""
-_SIZE: Final = 8
-"""Bytes of a size, as it is told."""
 
 Refusals = tuple[tuple[str, Callable[[EngineConfig], bool]], ...]
 
@@ -90,18 +77,21 @@ class RankLost(StartupError):
 class Ranks:
     """The other ranks of this engine, as its rank 0 knows them."""
 
-    def __init__(self, world: World, processes: list[BaseProcess], *, pipelined: bool = False) -> None:
-        """`processes`: those that were started here. `pipelined`: each has layers of its own."""
+    def __init__(
+        self, world: World, processes: list[BaseProcess], *, pipelined: bool = False, elsewhere: Sequence[int] = ()
+    ) -> None:
+        """`processes`: those that were started here. `elsewhere`: the ranks of other machines.
+
+        `pipelined`: each has layers of its own.
+        """
         self.world = world
         self._processes = processes
         self._pipelined = pipelined
+        self._elsewhere = elsewhere
 
     def sized(self, pools: Pools) -> None:
-        """Tell all how many tokens the pools of this rank hold; theirs hold as many, whatever memory they find."""
-        window = pools.companions.get(WINDOW)
-        held = window.kv.num_pages if isinstance(window, SlidingWindowPool) else 0
-        sizes = (pages * pools.memory.page_size for pages in (pools.memory.allocator.num_pages, held))
-        self.world.send(b"".join(tokens.to_bytes(_SIZE, "little") for tokens in sizes))
+        """Tell all how many tokens the pools of this rank hold."""
+        self.world.send(sizes_of(pools))
 
     @property
     def share(self) -> Callable[[torch.Tensor], None] | None:
@@ -123,11 +113,15 @@ class Ranks:
             if time.monotonic() > end:
                 break
             time.sleep(SEEN_SECONDS / 20)
-        return cause
+        # Of another machine's process that has ended nothing is known here but where it was.
+        named = self.world.named(str(cause))
+        return cause if named is None else RankLost(f"{named} is gone")
 
     def check(self) -> None:
-        """Raises RankLost if one of them has ended before its time."""
+        """Raises RankLost if one of them has ended before its time, or is silent. To be asked each second."""
         _check(self._processes)
+        if self.world.pulse is not None and (lost := self.world.pulse.silent(time.monotonic())) is not None:
+            raise RankLost(f"{lost} has given no sign of life for {SILENT_SECONDS:.0f} s")
 
     def why(self, error: StartupError) -> StartupError:
         """What has kept this engine from starting: `error` of this rank, or the one of another that led to it."""
@@ -146,8 +140,9 @@ class Ranks:
         """End the others, and the group. What does not end by itself is ended. Idempotent."""
         processes, self._processes = self._processes, []
         try:
-            if processes and all(process.is_alive() for process in processes):
+            if (processes or self._elsewhere) and all(process.is_alive() for process in processes):
                 self.world.send(STOP)
+                self.world.wait_for_ended(self._elsewhere, STOP_SECONDS)
         except RuntimeError as error:
             logger.warning("a rank was gone already: %s", str(error).partition("\n")[0])
         for process in processes:
@@ -171,12 +166,6 @@ def _kill(processes: Sequence[BaseProcess]) -> None:
         process.kill()
     for process in processes:
         process.join()
-
-
-def sized_by(told: memoryview, memory: MemoryConfig) -> MemoryConfig:
-    """`memory` with the sizes of pools that rank 0 has told by `Ranks.sized`."""
-    total, window = (int.from_bytes(told[at : at + _SIZE], "little") for at in (0, _SIZE))
-    return dataclasses.replace(memory, max_total_tokens=total, max_window_tokens=window or None)
 
 
 def stop_all(executor: Executor, ranks: Ranks | None, disagg: Disagg, *, dead: bool) -> None:
@@ -211,126 +200,56 @@ def refuse(config: EngineConfig, setting: str, more: Refusals = ()) -> None:
 
 
 def open_ranks(config: EngineConfig, device: torch.device) -> Ranks | None:
-    """Start the other ranks, and meet them; None where the engine has one.
+    """Start the other ranks of this machine, and meet all; None where the engine has one.
 
-    Raises ConfigError for a setting that cannot be, StartupError where a rank does not come, RankLost where it ends.
+    Raises ConfigError for a setting that cannot be, StartupError where a rank does not come, or has other settings,
+    RankLost where it ends.
     """
-    size, setting = config.model.ranks, config.model.shared_by
+    size = config.model.ranks
     if size == 1:
         return None
-    refuse(config, setting)
-    if device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ConfigError(f"{setting} {size} needs as many devices: there are {torch.cuda.device_count()}")
-    listener = socket.create_server((HOST, 0))
-    port = listener.getsockname()[1]
-    spawning = multiprocessing.get_context("spawn")
-    processes: list[BaseProcess] = []
-    for rank in range(1, size):
-        name = f"slipstream-rank-{rank}"
-        processes.append(spawning.Process(target=run_follower, args=(config, rank, port), name=name, daemon=True))
-        processes[-1].start()
-    # Before what multiprocessing does then: it asks, which followers do not hear, and waits for them without end.
-    atexit.register(_kill, processes)
+    refuse(config, config.model.shared_by)
+    meeting = meeting_of(config, device, leads=True)
+    processes = start_ranks(config, meeting)
     try:
-        world = World.join(0, size, port, device, listener, partial(_check, processes))
-        return Ranks(world, processes, pipelined=config.model.pipeline_parallel > 1)
+        world = World.join(LEADER, size, meeting, device, partial(_check, processes))
+        elsewhere = range(config.nodes.ranks_here(size).stop, size)
+        ranks = Ranks(world, processes, pipelined=config.model.pipeline_parallel > 1, elsewhere=elsewhere)
+        if elsewhere:
+            check_alike(config, device, world)
+            world.beat()
+        return ranks
     except BaseException:
         _kill(processes)
         raise
 
 
-def ring_of(config: EngineConfig, world: World) -> DistributedRing | None:
-    """What hidden states go round by; None where ranks are no pipeline. All ranks call it at the same time."""
-    return DistributedRing(world) if config.model.pipeline_parallel > 1 else None
+def start_ranks(config: EngineConfig, meeting: Meeting) -> list[BaseProcess]:
+    """Start all ranks of this machine but the first one, which this process is."""
+    spawning = multiprocessing.get_context("spawn")
+    processes: list[BaseProcess] = []
+    for rank in config.nodes.ranks_here(config.model.ranks)[1:]:
+        name, told = f"slipstream-rank-{rank}", (config, rank, replace(meeting, listener=None))
+        processes.append(spawning.Process(target=be_started, args=told, name=name, daemon=True))
+        processes[-1].start()
+    # Before what multiprocessing does then: it asks, which followers do not hear, and waits for them without end.
+    atexit.register(_kill, processes)
+    return processes
 
 
-def captures(config: EngineConfig) -> bool:
-    """Whether steps are captured in graphs.
+def follow_leader(config: EngineConfig, joined: Callable[[], None]) -> bool:
+    """Be the ranks of a machine that is not the first, to their end: whether rank 0 has said that it is.
 
-    Those of a pipeline are not, as each has two halves, nor those of engines that share experts: how many rows meet in
-    a layer differs from step to step.
+    `joined` is called once all ranks have met. Raises what `open_ranks` raises.
     """
-    return config.executor.cuda_graphs and config.model.pipeline_parallel == 1 and config.model.peers is None
-
-
-def run_follower(config: EngineConfig, rank: int, port: int) -> None:
-    """Be rank `rank` of the engine that waits at `port` of this machine, to its end."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        # Sent to a whole group they are for the leader, which drains first and then ends this rank.
-        signal.signal(each, signal.SIG_IGN)
+    refuse(config, config.model.shared_by)
     device = resolve_device(config.executor.device)
-    if device.type == "cuda":
-        # By which `transformers` takes a device: without it the first, on every rank.
-        os.environ["LOCAL_RANK"] = str(rank)
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-    use_threads(config)
-    world = World.join(rank, config.model.ranks, port, device)
+    config = with_host_memory(settled(config, device))
+    meeting = meeting_of(config, device, leads=False)
+    processes = start_ranks(config, meeting)
     try:
-        runner = _following(config, device, world)
-        staging = Staging(device)
-        follow(runner, world, partial(_pinned, staging))
-    except StartupError as error:
-        # Said by the leader, which waits for this rank.
-        world.fail(str(error))
-        raise SystemExit(error.exit_code) from None
-    except RuntimeError as error:
-        # The leader is gone, and has told its clients why.
-        logger.error("rank %d ends: %s", rank, str(error).partition("\n")[0])
+        return be_rank(config, config.nodes.ranks_here(config.model.ranks)[0], meeting, joined)
     finally:
-        world.leave()
-
-
-def _pinned(staging: Staging, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` where the device copies from: ids as a step stages them, matrices of adapters in memory of their own."""
-    if tensor.dtype == torch.int64:
-        return staging.pinned([tensor.numpy()])
-    return tensor.pin_memory() if staging.pins else tensor.clone()
-
-
-def _following(config: EngineConfig, device: torch.device, world: World) -> StepRunner:
-    """What `core.engine.build` makes on rank 0, without what plans and answers: each step there has its own here."""
-    ring = ring_of(config, world)
-    model = load_model(config.model, device, keeps_modules=True, ring=ring)
-    streams = DeviceStreams(device)
-    executor = config.executor
-    attention = build_attention(executor.attention_backend, device, config.model.deterministic)
-    format = check_kv_format(config, model.spec, type(attention))
-    prove_attention(model, attention)
-    prove_codes(model, attention, format)
-    method, way = config.speculation.method, way_of(device)
-    source = build_source(config, model, streams, why_no_speculation(model.spec, way, method, type(attention)))
-    most = 0 if source is None else config.speculation.max_drafts
-    config = dataclasses.replace(config, memory=sized_by(world.receive(), config.memory))
-    pools = build_pools(config, model, streams, most)
-    attention = build_attention(executor.attention_backend, device, config.model.deterministic)
-    model.bind(pools.kv, attention, pools.companions)
-    checks = DeviceChecks(AssertMode(executor.assert_mode), device)
-    following: Callable[[DeviceState], Verification] | None = None
-    if source is not None:
-        following = partial(FollowingGrid, world, most=most) if way.is_grid else partial(FollowingSpeculator, world)
-    runner = StepRunner(
-        DeviceState(
-            pool=pools.requests,
-            kv_pool=pools.kv,
-            future_map=FutureMap(pools.requests, streams, checks, ()),
-            checks=checks,
-            streams=streams,
-            staging=Staging(device),
-            model=model,
-            sampler=build_sampler(model.spec.vocab_size, device),
-            host=None if pools.host is None else build_arena(pools, streams),
-            companions=pools.companions,
-            attention=attention,
-            graph_sizes=graph_sizes(config.memory.max_running_requests) if captures(config) else (),
-            graph_tokens=chunk_tokens(config.scheduler.prompt_tokens) if captures(config) else (),
-            share=world.share if ring is None else None,
-            alone=False,
-            sampling=FollowingSampling(),
-            verification=following,
-        )
-    )
-    if following is not None:
-        # As rank 0 does, which has use for the figures.
-        time_steps(runner.state, pools.memory.draft_room)
-    return runner
+        for process in processes:
+            process.join(SEEN_SECONDS)
+        _kill(processes)

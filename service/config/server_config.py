@@ -229,6 +229,8 @@ class ServerConfig:
             raise ConfigError("expert_parallel needs data_parallel: the number of engines that share experts")
         if self.data_parallel > 1 and self.engine.disagg.role != "both":
             raise ConfigError("data_parallel is not possible with role yet: start a server for each engine")
+        if self.data_parallel > 1 and self.engine.nodes.nnodes > 1:
+            raise ConfigError("data_parallel is not possible with nnodes: start a server for each engine")
         if self.tls_client_ca is None and self.tls_client_names is not None:
             raise ConfigError("tls_client_names needs tls_client_ca")
         if self.tls_client_ca is not None and self.tls_client_names is None:

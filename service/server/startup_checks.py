@@ -27,11 +27,12 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 def check(config: ServerConfig) -> None:
     """Check the OTLP endpoint, ports, access files, checkpoint and adapters. Raises StartupError.
 
-    The files of a model of a hub are checked when they have come.
+    The files of a model of a hub are checked when they have come. A machine that serves nothing has no ports.
     """
-    otlp_endpoint(config.otlp_endpoint, os.environ)
-    check_ports(config)
-    check_security(config)
+    if config.engine.nodes.node_rank == 0:
+        otlp_endpoint(config.otlp_endpoint, os.environ)
+        check_ports(config)
+        check_security(config)
     if hub_model(config.engine.model.path) is None:
         check_model(config.model_path)
     check_adapters(config)

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from core.config import EngineConfig
-from core.distributed.world import HOST
+from core.distributed.meeting import HOST
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.errors import SlipstreamError

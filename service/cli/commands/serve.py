@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from service.cli.cli_options import GroupedCommand, setting_options
 from service.cli.progress import TerminalProgress
 from service.config.server_config import ServerConfig
 from service.config.sources import load
+from service.config.torchrun import launched
 from service.process.compile_caches import use_writable_caches
 from service.process.exit_guard import leave_within
 from service.process.logs import configure
@@ -40,20 +42,29 @@ def serve(config_file: str | None, **flags: Any) -> None:
     Without --model it serves the bundled model; --model ORG/NAME fetches one from the Hugging Face hub. The API is
     protos/slipstream/v1/*.proto; health checks answer on the same port, with liveness as service "" and readiness as
     "slipstream.v1.InferenceService".
+
+    On several machines (--nnodes, or torchrun) it is started on each; the first one serves, the others only compute.
     """
     config = load(ServerConfig, flags, os.environ, config_file)
+    config = replace(config, engine=launched(config.engine, os.environ))
     # Before grpc is imported: a server that cannot start then ends within a few hundred milliseconds.
     check(config)
     configure(config.log_level)
     use_writable_caches(os.environ)
     shorten_switch_interval(writes=not config.frontends)
-    code = asyncio.run(_until_told(config))
+    code = _follow(config) if config.engine.nodes.node_rank else asyncio.run(_until_told(config))
     if code:
         # A forward thread that hangs, or a half-read checkpoint, must not keep a failed process alive.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _follow(config: ServerConfig) -> int:
+    from service.cli.follower import follow
+
+    return follow(config.engine_config())
 
 
 async def _until_told(config: ServerConfig) -> int:

@@ -9,8 +9,9 @@ import pytest
 
 from core.config import DisaggConfig
 from core.disagg import registry
-from core.disagg.registry import check_transfers, read_secret, transfer_engine
+from core.disagg.registry import SECRET, check_transfers, transfer_engine
 from core.errors import ConfigError, StartupError
+from core.secret_file import read_secret
 
 
 def test_a_way_that_is_none_is_named() -> None:
@@ -38,13 +39,13 @@ def test_an_address_in_use_is_known_before_weights_are_loaded() -> None:
 def test_a_secret_is_read_without_its_last_line_break(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_bytes(b"0123456789abcdef\n")
-    assert read_secret(DisaggConfig(transfer_secret_file=str(file))) == b"0123456789abcdef"
-    assert read_secret(DisaggConfig()) == b""
+    assert read_secret(SECRET, str(file)) == b"0123456789abcdef"
+    assert read_secret(SECRET, None) == b""
     file.write_bytes(b"0123456789abcde\n")
     with pytest.raises(ConfigError, match="at least 16 bytes; this one 15"):
-        read_secret(DisaggConfig(transfer_secret_file=str(file)))
+        read_secret(SECRET, str(file))
     with pytest.raises(ConfigError, match="transfer_secret_file: No such file"):
-        read_secret(DisaggConfig(transfer_secret_file=str(tmp_path / "none")))
+        read_secret(SECRET, str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import torch
 
 from core.distributed.bells import LEFT, MOST_SENT, Bells
 from core.distributed.exchange import DistributedExchange
-from core.distributed.world import HOST, World
+from core.distributed.meeting import HOST, Meeting
+from core.distributed.world import World
 
 CPU = torch.device("cpu")
 SIZES = [3, 0, 2]
@@ -40,7 +41,7 @@ def _exchanged(world: World) -> None:
 
 def _other(rank: int, port: int) -> None:
     """An engine that answers each bell of the first by one for the next step, and leaves with it."""
-    world = World.join(rank, 3, port, CPU)
+    world = World.join(rank, 3, Meeting(port), CPU)
     _exchanged(world)
     bells, heard = Bells(world), queue.SimpleQueue[tuple[int, int]]()
     bells.listen(lambda sender, step: heard.put((sender, step)), lambda error: None)
@@ -63,7 +64,7 @@ def test_engines_hear_of_steps_and_of_each_others_end() -> None:
     processes: list[Any] = [spawning.Process(target=_other, args=(rank, port), daemon=True) for rank in (1, 2)]
     for each in processes:
         each.start()
-    world = World.join(0, 3, port, CPU, listener)
+    world = World.join(0, 3, Meeting(port, listener), CPU)
     try:
         _exchanged(world)
         bells, heard, lost = Bells(world), queue.SimpleQueue[tuple[int, int]](), queue.SimpleQueue[BaseException]()
@@ -96,14 +97,14 @@ def until_ended(bells: Bells) -> None:
 
 
 def _gone(port: int) -> None:
-    Bells(World.join(1, 2, port, CPU))
+    Bells(World.join(1, 2, Meeting(port), CPU))
 
 
 def test_an_engine_that_ends_without_leaving_is_lost() -> None:
     listener = socket.create_server((HOST, 0))
     process = multiprocessing.get_context("spawn").Process(target=_gone, args=(listener.getsockname()[1],), daemon=True)
     process.start()
-    world = World.join(0, 2, listener.getsockname()[1], CPU, listener)
+    world = World.join(0, 2, Meeting(listener.getsockname()[1], listener), CPU)
     try:
         lost = queue.SimpleQueue[BaseException]()
         Bells(world).listen(lambda rank, step: None, lost.put)

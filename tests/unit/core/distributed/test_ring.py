@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from core.distributed.meeting import HOST, Meeting
 from core.distributed.ring import MOST_SENT, DistributedRing
-from core.distributed.world import HOST, World
+from core.distributed.world import World
 
 CPU = torch.device("cpu")
 MANY = MOST_SENT + 3
@@ -17,7 +18,7 @@ MANY = MOST_SENT + 3
 
 def _later(rank: int, port: int) -> None:
     """A rank that adds its number to what comes, and agrees with the first on nothing but what that one says."""
-    ring = DistributedRing(World.join(rank, 3, port, CPU))
+    ring = DistributedRing(World.join(rank, 3, Meeting(port), CPU))
     for number in range(1, MANY + 1):
         ring.send(ring.expect(torch.empty(1, number, 4)).wait() + rank)
     assert ring.agree([float(rank)]) == [0.5] and ring.all_equal(7)
@@ -35,7 +36,7 @@ def test_states_go_round() -> None:
     processes: list[Any] = [spawning.Process(target=_later, args=(rank, port), daemon=True) for rank in (1, 2)]
     for each in processes:
         each.start()
-    world = World.join(0, 3, port, CPU, listener)
+    world = World.join(0, 3, Meeting(port, listener), CPU)
     try:
         ring = DistributedRing(world)
         assert ring._onward is not ring._home, "NCCL does the transfers of one group in order"

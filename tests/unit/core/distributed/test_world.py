@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from core.distributed import world
-from core.distributed.world import FIRST, HOST, World
+from core.distributed.meeting import HOST, Meeting
+from core.distributed.world import FIRST, World
 from core.errors import StartupError
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ LENGTHS = (0, 1, FIRST - 9, FIRST - 8, FIRST - 7, 3 * FIRST + 5)
 
 def _echo(port: int, answers: Any) -> None:
     """A follower that says what it heard, and what the leader made of its numbers."""
-    found = World.join(1, 2, port, CPU)
+    found = World.join(1, 2, Meeting(port), CPU)
     heard = [bytes(found.receive()) for _ in LENGTHS]
     shared = torch.zeros(3, dtype=torch.int64)
     found.share(shared)
@@ -35,7 +35,7 @@ def test_messages_of_any_length_arrive_whole() -> None:
     ours, theirs = spawning.Pipe()
     process = spawning.Process(target=_echo, args=(listener.getsockname()[1], theirs), daemon=True)
     process.start()
-    leader = World.join(0, 2, listener.getsockname()[1], CPU, listener)
+    leader = World.join(0, 2, Meeting(listener.getsockname()[1], listener), CPU)
     try:
         said = [bytes(number % 251 for number in range(length)) for length in LENGTHS]
         for each in said:
@@ -50,33 +50,30 @@ def test_messages_of_any_length_arrive_whole() -> None:
     leader.leave()
 
 
-def test_a_rank_that_stays_away_is_told_of_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "JOIN_SECONDS", 1.0)
+def test_a_rank_that_stays_away_is_told_of_in_one_line() -> None:
     listener = socket.create_server((HOST, 0))
     said = r"^rank 0 of 3 did not meet the others at 127.0.0.1:\d+ within 1 s: no word of rank 1, 2$"
     with pytest.raises(StartupError, match=said):
-        World.join(0, 3, listener.getsockname()[1], CPU, listener)
+        World.join(0, 3, Meeting(listener.getsockname()[1], listener, seconds=1.0), CPU)
 
 
-def test_nothing_is_waited_for_that_cannot_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "JOIN_SECONDS", 0.5)
-
+def test_nothing_is_waited_for_that_cannot_come() -> None:
     def check() -> None:
         raise StartupError("rank 1 has ended")
 
     listener = socket.create_server((HOST, 0))
     with pytest.raises(StartupError, match="rank 1 has ended"):
-        World.join(0, 2, listener.getsockname()[1], CPU, listener, check)
+        World.join(0, 2, Meeting(listener.getsockname()[1], listener, seconds=0.5), CPU, check)
 
 
 def test_a_process_is_a_rank_once_and_waits_for_news_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     listener, given = socket.create_server((HOST, 0)), list[timedelta]()
     begin = dist.init_process_group
     monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: given.append(k["timeout"]) or begin(*a, **k))
-    alone = World.join(0, 1, listener.getsockname()[1], CPU, listener)
+    alone = World.join(0, 1, Meeting(listener.getsockname()[1], listener), CPU)
     try:
         assert given[0] >= timedelta(days=30), "gloo's half an hour would end an idle rank"
         with pytest.raises(StartupError, match="a rank of one engine at a time"):
-            World.join(0, 1, 1, CPU)
+            World.join(0, 1, Meeting(1), CPU)
     finally:
         alone.leave()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from core.config import DisaggConfig, EngineConfig, LoraConfig, MemoryConfig, ModelConfig, SpeculationConfig
-from core.engine import ranks
-from core.engine.ranks import RankLost, Ranks, open_ranks, sized_by, stop_all
+from core.engine import nodes, ranks
+from core.engine.rank_settings import captures, sized_by
+from core.engine.ranks import RankLost, Ranks, open_ranks, stop_all
 from core.engine.watchdog import Watchdog
 from core.errors import ConfigError, StartupError
 from core.memory.kv_pool import KVPool
@@ -61,10 +62,10 @@ def test_one_rank_is_no_ranks() -> None:
 
 def test_devices_that_there_are_not_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="tensor_parallel 2 needs as many devices: there are 1"):
+    with pytest.raises(ConfigError, match="tensor_parallel 2 needs 2 devices here: there are 1"):
         open_ranks(MADE, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(ranks.socket, "create_server", lambda *_: pytest.exit("there are enough"))
+    monkeypatch.setattr(nodes.socket, "create_server", lambda *_: pytest.exit("there are enough"))
     with pytest.raises(pytest.exit.Exception, match="there are enough"):
         open_ranks(MADE, torch.device("cuda"))
 
@@ -93,7 +94,10 @@ class Process:
 
 
 class Group:
-    """What was sent to the others; `broken`: a peer is gone."""
+    """What was sent to the others; `broken`: a peer is gone, and `lost`: which."""
+
+    pulse: Any = None
+    lost: str | None = None
 
     def __init__(self, *, broken: bool = False) -> None:
         self.log: list[Any] = []
@@ -103,6 +107,12 @@ class Group:
         if self._broken:
             raise RuntimeError("Connection closed by peer\nand more")
         self.log.append(data)
+
+    def wait_for_ended(self, ranks: Sequence[int], seconds: float) -> None:
+        self.log += [f"waited for {rank}" for rank in ranks]
+
+    def named(self, error: str) -> str | None:
+        return self.lost
 
     def leave(self) -> None:
         self.log.append("left")
@@ -220,8 +230,8 @@ def test_every_refusal_is_tried() -> None:
 
 def test_pipelines_and_engines_that_share_experts_are_not_captured() -> None:
     captured = dataclasses.replace(MADE, executor=dataclasses.replace(MADE.executor, cuda_graphs=True))
-    assert ranks.captures(captured)
-    assert not ranks.captures(dataclasses.replace(piped(), executor=captured.executor))
+    assert captures(captured)
+    assert not captures(dataclasses.replace(piped(), executor=captured.executor))
 
 
 def test_why_an_engine_did_not_start_is_what_the_other_rank_said() -> None:

@@ -89,6 +89,8 @@ def leaves(config: Any, at: str = "") -> dict[str, Any]:
 
 OTHERS = {"speculative": "ngram", "pair_template": "{query} {document}", "transfer_peers": "127.0.0.9/32"}
 """Of settings whose texts have a form."""
+BESIDE = {"nnodes": {"tensor_parallel": 101}, "node_rank": {"tensor_parallel": 102, "nnodes": 102}}
+"""What a setting needs beside it."""
 
 
 def another(setting: Setting) -> Any:
@@ -107,7 +109,8 @@ def another(setting: Setting) -> Any:
 @pytest.mark.parametrize("name", [name for name, each in SETTINGS.items() if each.place[0] == "engine"])
 def test_each_setting_of_the_engine_changes_one_value_there(name: str) -> None:
     value = another(SETTINGS[name])
-    before, after = (leaves(config) for config in (ServerConfig(), ServerConfig.of(**{name: value})))
+    beside = BESIDE.get(name, {})
+    before, after = (leaves(ServerConfig.of(**beside, **more)) for more in ({}, {name: value}))
     changed = {place: after[place] for place in after if after[place] != before[place]}
     assert changed == {".".join(SETTINGS[name].place): value}
 
