@@ -21,7 +21,7 @@ from core.memory.window.window_pages import NAME as WINDOW
 from core.memory.window.window_pool import SlidingWindowPool
 from core.models.identity import checkpoint_identity
 
-OWN: Final = frozenset({"path", "served_name", "device", "cpu_threads", "adapters", "lora_dir"})
+OWN: Final = frozenset({"model", "served_model_name", "device", "cpu_threads", "adapter", "lora_dir"})
 """Settings of a machine's own: where its files are, and what it computes with."""
 PACKAGES: Final = ("slipstream", "torch", "transformers")
 SETTINGS: Final = "settings"
@@ -78,7 +78,7 @@ def _facts(config: EngineConfig, device: torch.device) -> Iterator[tuple[str, st
     """By name, as an operator knows it."""
     yield from ((name, version(name)) for name in PACKAGES)
     yield "device", device.type
-    yield "adapter", ", ".join(name for name, _ in config.lora.adapters)
+    yield "adapter", ", ".join(name for name, _ in config.lora.adapters) or "none"
     parts = (config.model, config.memory, config.scheduler, config.executor, config.lora, config.speculation)
     for part in parts:
         for each in dataclasses.fields(part):

@@ -41,6 +41,7 @@ from core.executor.device_state import DeviceState
 from core.executor.interface import Executor
 from core.executor.step import StepRunner
 from core.executor.verification import Verification
+from core.models.loader import check_parts
 from core.speculation.drafter import Drafter
 from core.speculation.guesses import Guesser
 
@@ -242,6 +243,7 @@ def follow_leader(config: EngineConfig, joined: Callable[[], None]) -> bool:
 
     `joined` is called once all ranks have met. Raises what `open_ranks` raises.
     """
+    check_parts(config.model)
     refuse(config, config.model.shared_by)
     device = resolve_device(config.executor.device)
     config = with_host_memory(settled(config, device))

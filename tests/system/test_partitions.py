@@ -7,10 +7,7 @@ of virtual cards, and is lost while one of them is down. All else is as in `test
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 import random
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -23,70 +20,25 @@ from tests.chaos.process import ServerProcess
 from tests.contract.gateway.smg import needs_smg
 from tests.contract.gateway.smg_pairs import transfers
 from tests.proofs.equivalence.test_disaggregation import BY_NIXL
+from tests.support.cables import Cable, laid, may_cut
 from tests.system.paired_fleet import TRANSFER_TIMEOUT, server, settled
 from tests.system.test_disaggregation import REMOTE_DECODE, asked, settings
 
 __all__ = ["settings"]
 
-HERE, THERE = "198.18.7.1", "198.18.7.2"
 REQUESTS, TOKENS = 120, 40
-NUMBERS = itertools.count()
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-def _may_cut() -> bool:
-    """Whether this process may make networks."""
-    try:
-        _ip("netns", "add", name := f"slipstream-{os.getpid()}")
-        _ip("netns", "delete", name)
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    return True
-
 
 pytestmark = [
     pytest.mark.nightly,
     needs_smg,
-    pytest.mark.skipif(not _may_cut(), reason="networks are made by root, with iproute2"),
+    pytest.mark.skipif(not may_cut(), reason="networks are made by root, with iproute2"),
 ]
-
-
-@dataclass(frozen=True)
-class Cable:
-    """Between this network and the namespace `name`."""
-
-    name: str
-
-    def cut(self) -> None:
-        """Nothing arrives any more, and nothing is told of that."""
-        _ip("-n", self.name, "link", "set", "there", "down")
-
-    def mend(self) -> None:
-        """All arrives again."""
-        _ip("-n", self.name, "link", "set", "there", "up")
 
 
 @pytest.fixture
 def cable() -> Iterator[Cable]:
-    # Cards of a network that was deleted go by and by.
-    number = next(NUMBERS)
-    name, here = f"slipstream-{os.getpid()}-{number}", f"slip{os.getpid()}-{number}"
-    _ip("netns", "add", name)
-    try:
-        _ip("link", "add", here, "type", "veth", "peer", "name", "there", "netns", name)
-        _ip("address", "add", f"{HERE}/30", "dev", here)
-        _ip("link", "set", here, "up")
-        _ip("-n", name, "address", "add", f"{THERE}/30", "dev", "there")
-        _ip("-n", name, "link", "set", "lo", "up")
-        made = Cable(name)
-        made.mend()
+    with laid() as made:
         yield made
-    finally:
-        _ip("link", "delete", here)
-        _ip("netns", "delete", name)
 
 
 @dataclass(frozen=True)
@@ -118,9 +70,9 @@ class Pair:
 def pair(cable: Cable, config: Path, way: str, folder: Path) -> Iterator[Pair]:
     (secret := folder / "secret").write_text("sixteen bytes or more")
     same = {"config": config, "transfer_engine": way, "transfer_secret_file": secret}
-    there = {"host": THERE, "metrics_host": THERE, "transfer_host": THERE}
-    beyond = server(role="prefill", within=("ip", "netns", "exec", cable.name), **same, **there)
-    with closing(beyond), closing(server(role="decode", transfer_peers=f"{THERE}/32", **same)) as decode:
+    there = dict.fromkeys(("host", "metrics_host", "transfer_host"), cable.there)
+    beyond = server(role="prefill", within=cable.within, **same, **there)
+    with closing(beyond), closing(server(role="decode", transfer_peers=f"{cable.there}/32", **same)) as decode:
         yield Pair(beyond.wait_ready(), decode.wait_ready())
 
 

@@ -2,15 +2,14 @@
 {{- define "slipstream.checks" -}}
 {{- $v := .Values -}}
 
-{{- if gt (int64 $v.nodes) 1 -}}
-{{- fail (printf "nodes: %d: a worker runs on one node, all ranks of its engines too, so a LeaderWorkerSet would start processes that do nothing; use replicas" (int64 $v.nodes)) -}}
-{{- end -}}
 {{- $ranks := int64 (get $v.settings "tensor_parallel" | default 1) -}}
 {{- $engines := int64 (get $v.settings "data_parallel" | default 1) -}}
 {{- $stages := int64 (get $v.settings "pipeline_parallel" | default 1) -}}
-{{- if and $v.gpu.enabled (ne (int64 $v.gpu.count) (mul $engines $ranks $stages)) -}}
-{{- fail (printf "gpu.count: %d: a worker uses one device for each rank of each engine, and settings.tensor_parallel is %d, settings.pipeline_parallel %d, settings.data_parallel %d" (int64 $v.gpu.count) $ranks $stages $engines) -}}
+{{- $nodes := int64 $v.nodes -}}
+{{- if and $v.gpu.enabled (ne (mul $nodes $v.gpu.count) (mul $engines $ranks $stages)) -}}
+{{- fail (printf "gpu.count: %d on %d nodes: a worker uses one device for each rank of each engine, and settings.tensor_parallel is %d, settings.pipeline_parallel %d, settings.data_parallel %d" (int64 $v.gpu.count) $nodes $ranks $stages $engines) -}}
 {{- end -}}
+{{- include "slipstream.nodeChecks" (dict "root" . "ranks" (mul $ranks $stages) "engines" $engines) -}}
 
 {{- $drain := int64 (include "slipstream.drainSeconds" .) -}}
 {{- $termination := int64 (include "slipstream.terminationSeconds" .) -}}
@@ -32,6 +31,26 @@
 {{- include "slipstream.accessChecks" . -}}
 {{- include "slipstream.scaleChecks" . -}}
 {{- include "slipstream.roleChecks" . -}}
+{{- end -}}
+
+{{/* Takes a dict of root, ranks of one engine, and engines. */}}
+{{- define "slipstream.nodeChecks" -}}
+{{- $v := .root.Values -}}
+{{- $nodes := int64 $v.nodes -}}
+{{- if gt $nodes 1 -}}
+{{- if or (eq .ranks 1) (mod .ranks $nodes) -}}
+{{- fail (printf "nodes: %d: each node has equally many ranks of settings.tensor_parallel or settings.pipeline_parallel, and there are %d; for more workers use replicas" $nodes .ranks) -}}
+{{- end -}}
+{{- if gt .engines 1 -}}
+{{- fail (printf "nodes: %d: a worker of several nodes has one engine; use replicas instead of settings.data_parallel" $nodes) -}}
+{{- end -}}
+{{- if not $v.ranks.existingSecret -}}
+{{- fail "ranks.existingSecret: nodes of one worker need a secret by which they know each other" -}}
+{{- end -}}
+{{- if ne $v.role "both" -}}
+{{- fail (printf "nodes: %d: role %s is not possible with several ranks yet" $nodes $v.role) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "slipstream.roleChecks" -}}
@@ -116,7 +135,7 @@
 {{- end -}}
 {{- end -}}
 {{- $most := ternary $v.replicas $scale.maxReplicas (eq $scale.type "none") | int64 -}}
-{{- if and (eq $v.model.source "claim") (has "ReadWriteOncePod" $v.model.claim.accessModes) (gt $most 1) -}}
+{{- if and (eq $v.model.source "claim") (has "ReadWriteOncePod" $v.model.claim.accessModes) (or (gt $most 1) (gt (int64 $v.nodes) 1)) -}}
 {{- fail "model.claim.accessModes: ReadWriteOncePod is for one pod, and there may be several" -}}
 {{- end -}}
 {{- $limits := $v.resources.limits | default dict -}}

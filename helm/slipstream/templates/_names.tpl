@@ -23,9 +23,42 @@
 
 {{/* What tells this release's servers from all other pods, the test's included. Never changes: selectors cannot. */}}
 {{- define "slipstream.selector" -}}
-app.kubernetes.io/name: {{ include "slipstream.name" . | quote }}
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
-app.kubernetes.io/component: server
+{{- include "slipstream.componentSelector" (dict "root" . "component" "server") -}}
+{{- end -}}
+
+{{/* The pods of a component. Takes a dict of root and component. */}}
+{{- define "slipstream.componentSelector" -}}
+app.kubernetes.io/name: {{ include "slipstream.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* A label selector of all pods that serve or compute: those of the servers, and where a worker has several nodes the others. */}}
+{{- define "slipstream.allPods" -}}
+{{- if eq (int64 .Values.nodes) 1 -}}
+matchLabels:
+  {{- include "slipstream.selector" . | nindent 2 }}
+{{- else -}}
+matchLabels:
+  app.kubernetes.io/name: {{ include "slipstream.name" . | quote }}
+  app.kubernetes.io/instance: {{ .Release.Name | quote }}
+matchExpressions:
+  - key: app.kubernetes.io/component
+    operator: In
+    values: [server, worker]
+{{- end -}}
+{{- end -}}
+
+{{/* The object that scales the pods, for those that ask it to. */}}
+{{- define "slipstream.scaled" -}}
+{{- if eq (int64 .Values.nodes) 1 -}}
+apiVersion: apps/v1
+kind: Deployment
+{{- else -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+{{- end }}
+name: {{ include "slipstream.fullname" . }}
 {{- end -}}
 
 {{- define "slipstream.labels" -}}

@@ -132,21 +132,24 @@ readinessProbe:
       mountPath: /cache
 {{- end -}}
 
+{{/* Takes a dict of root and component. */}}
 {{- define "slipstream.placement" -}}
-{{- with .Values.nodeSelector }}
+{{- $ := .root -}}
+{{- with $.Values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- $tolerations := ternary .Values.gpu.tolerations (list) .Values.gpu.enabled | concat .Values.tolerations }}
+{{- $tolerations := ternary $.Values.gpu.tolerations (list) $.Values.gpu.enabled | concat $.Values.tolerations }}
 {{- with $tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.affinity }}
+{{- with $.Values.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.topologySpreadConstraints }}
+{{- /* Those that only compute have to be near their server, and not spread. */}}
+{{- with ternary $.Values.topologySpreadConstraints (list) (eq .component "server") }}
 topologySpreadConstraints:
   {{- $own := include "slipstream.selector" $ | fromYaml }}
   {{- range . }}

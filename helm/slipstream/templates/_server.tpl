@@ -6,10 +6,7 @@
 - --port={{ int64 $v.ports.grpc }}
 - {{ printf "--metrics-host=%s" (ternary $v.listenAddress "127.0.0.1" $v.metrics.enabled) | quote }}
 - --metrics-port={{ int64 $v.ports.metrics }}
-- --device={{ ternary "cuda" "cpu" $v.gpu.enabled }}
-{{- if ne $v.model.source "bundled" }}
-- {{ printf "--model=%s" (include "slipstream.modelPath" .) | quote }}
-{{- end }}
+{{ include "slipstream.rankArgs" . }}
 {{- with $v.model.servedName }}
 - {{ printf "--served-model-name=%s" . | quote }}
 {{- end }}
@@ -35,6 +32,24 @@
 {{- end }}
 {{- include "slipstream.roleArgs" . }}
 {{- include "slipstream.settings" . }}
+{{- end -}}
+
+{{/* What all pods of a worker have: each computes. */}}
+{{- define "slipstream.rankArgs" -}}
+{{- $v := .Values -}}
+- --device={{ ternary "cuda" "cpu" $v.gpu.enabled }}
+{{- if ne $v.model.source "bundled" }}
+- {{ printf "--model=%s" (include "slipstream.modelPath" .) | quote }}
+{{- end }}
+{{- if gt (int64 $v.nodes) 1 }}
+- --nnodes={{ int64 $v.nodes }}
+# Set in each pod by the controller of LeaderWorkerSets.
+- --node-rank=$(LWS_WORKER_INDEX)
+- --master-addr=$(LWS_LEADER_ADDRESS)
+- --master-port={{ int64 $v.ranks.port }}
+- --rank-secret-file=/etc/slipstream/ranks/{{ $v.ranks.key }}
+- --join-timeout={{ include "slipstream.startupSeconds" . }}
+{{- end }}
 {{- end -}}
 
 {{- define "slipstream.roleArgs" -}}
@@ -167,7 +182,8 @@ ports:
 {{- end -}}
 {{- end -}}
 
-{{- define "slipstream.mounts" -}}
+{{/* What all pods of a worker have. */}}
+{{- define "slipstream.rankMounts" -}}
 - name: tmp
   mountPath: /tmp
 - name: cache
@@ -179,6 +195,18 @@ ports:
   mountPath: /models
   readOnly: {{ empty .Values.model.name }}
 {{- end }}
+{{- if gt (int64 .Values.nodes) 1 }}
+- name: ranks
+  mountPath: /etc/slipstream/ranks
+  readOnly: true
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "slipstream.mounts" -}}
+{{- include "slipstream.rankMounts" . }}
 {{- if .Values.auth.existingSecret }}
 - name: auth
   mountPath: /etc/slipstream/auth
@@ -203,9 +231,6 @@ ports:
 - name: transfer
   mountPath: /etc/slipstream/transfer
   readOnly: true
-{{- end }}
-{{- with .Values.extraVolumeMounts }}
-{{ toYaml . }}
 {{- end }}
 {{- end -}}
 

@@ -1,5 +1,5 @@
-{{/* Secrets are mounted as directories: a file mounted by subPath would never change. */}}
-{{- define "slipstream.volumes" -}}
+{{/* Those of all pods of a worker. Secrets are mounted as directories: a file mounted by subPath would never change. */}}
+{{- define "slipstream.rankVolumes" -}}
 - name: tmp
   emptyDir:
     sizeLimit: {{ .Values.tmp.sizeLimit }}
@@ -16,6 +16,16 @@
     sizeLimit: {{ .Values.cache.sizeLimit }}
   {{- end }}
 {{- include "slipstream.modelVolume" . }}
+{{- if gt (int64 .Values.nodes) 1 }}
+- name: ranks
+  secret:
+    secretName: {{ .Values.ranks.existingSecret | quote }}
+    defaultMode: 288 # 0440
+{{- end }}
+{{- end -}}
+
+{{/* Those of the pods that serve. */}}
+{{- define "slipstream.volumes" -}}
 {{- with .Values.auth.existingSecret }}
 - name: auth
   secret:
@@ -44,9 +54,6 @@
   secret:
     secretName: {{ .Values.transfer.existingSecret | quote }}
     defaultMode: 288 # 0440
-{{- end }}
-{{- with .Values.extraVolumes }}
-{{ toYaml . }}
 {{- end }}
 {{- end -}}
 

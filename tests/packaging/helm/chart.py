@@ -68,9 +68,27 @@ class Rendered:
         return found
 
     @property
+    def owner(self) -> Object:
+        """What the pods are of: a Deployment, or for workers of several nodes a LeaderWorkerSet."""
+        (found,) = self.all("Deployment") + self.all("LeaderWorkerSet")
+        return found
+
+    @property
+    def template(self) -> Object:
+        """The template of the server's pods."""
+        spec = self.owner["spec"]
+        return dict(spec["template"] if "template" in spec else spec["leaderWorkerTemplate"]["leaderTemplate"])
+
+    @property
     def pod(self) -> Object:
         """Spec of the server's pods."""
-        return dict(self.one("Deployment")["spec"]["template"]["spec"])
+        return dict(self.template["spec"])
+
+    @property
+    def worker_template(self) -> Object | None:
+        """The template of pods that only compute; None where a worker is one pod."""
+        found: Object | None = self.owner["spec"].get("leaderWorkerTemplate", {}).get("workerTemplate")
+        return found
 
     @property
     def server(self) -> Object:

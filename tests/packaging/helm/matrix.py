@@ -35,6 +35,13 @@ DOWNLOAD: Values = {
 }
 KEDA: Values = {"type": "keda", "maxReplicas": 8, "keda": {"serverAddress": "http://prometheus:9090"}}
 
+NODES: Values = {
+    "nodes": 2,
+    "settings": {"tensor_parallel": 8},
+    "gpu": {"count": 4},
+    "ranks": {"existingSecret": "ranks"},
+}
+
 EVERY_SETTING: Values = {
     "max_running_requests": 128,
     "max_total_tokens": 1073741824,
@@ -117,6 +124,33 @@ ACCEPTED: dict[str, Values] = {
     "keda with its own query": {
         "autoscaling": merged(KEDA, {"keda": {"query": "vector(1)", "authenticationRef": {"name": "prometheus"}}})
     },
+    "nodes": NODES,
+    "nodes on the cpu": merged(
+        CPU, {"nodes": 3, "ranks": {"existingSecret": "r"}, "settings": {"pipeline_parallel": 3}}
+    ),
+    "nodes together": merged(
+        NODES,
+        {
+            "replicas": 3,
+            "ranks": {"port": 4000, "key": "word", "exclusiveTopology": "topology.kubernetes.io/zone"},
+            "model": {"source": "claim", "name": "org/model", "claim": {"accessModes": ["ReadWriteMany"]}},
+            "networkPolicy": {"egress": [{"ports": [{"port": 443}]}]},
+            "rollout": {"maxSurge": 1, "maxUnavailable": "50%"},
+        },
+    ),
+    "nodes that scale": merged(NODES, {"autoscaling": {"type": "hpa"}, "metrics": {"enabled": True}}),
+    "nodes, all at once": merged(
+        SECURE,
+        OBSERVED,
+        NODES,
+        {
+            "autoscaling": KEDA,
+            "model": {"source": "emptyDir", "path": "m", "init": DOWNLOAD},
+            "extraVolumes": [{"name": "more", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+            "extraContainers": [{"name": "sidecar", "image": "proxy:1"}],
+        },
+    ),
     "settings": {"settings": EVERY_SETTING, "model": {"source": "existingClaim", "existingClaim": "weights"}},
     "long drain": {"drain": {"preStopSeconds": 10, "lingerSeconds": 20, "graceSeconds": 3600}},
     "own grace": {"drain": {"terminationGracePeriodSeconds": 140}},
@@ -203,7 +237,26 @@ REFUSED: dict[str, tuple[Values, str]] = {
         "model.path and model.init are for directories",
     ),
     "no name of a hub": ({"model": {"source": "claim", "name": "model"}}, "/model/name"),
-    "several nodes": ({"nodes": 2}, "a worker runs on one node"),
+    "several nodes of one rank": (
+        {"nodes": 2, "gpu": {"enabled": False}},
+        "nodes: 2: each node has equally many ranks",
+    ),
+    "uneven nodes": (merged(NODES, {"nodes": 3, "gpu": {"enabled": False}}), "and there are 8; for more workers"),
+    "devices of one node": (merged(NODES, {"gpu": {"count": 8}}), "gpu.count: 8 on 2 nodes"),
+    "engines on nodes": (
+        merged(NODES, {"gpu": {"count": 8}, "settings": {"data_parallel": 2}}),
+        "a worker of several nodes has one engine",
+    ),
+    "nodes without a secret": (merged(NODES, {"ranks": {"existingSecret": ""}}), "ranks.existingSecret: nodes of one"),
+    "nodes of a role": (
+        merged(NODES, {"role": "prefill", "transfer": {"existingSecret": "s"}}),
+        "role prefill is not possible with several ranks",
+    ),
+    "one pod's claim for a worker's nodes": (
+        merged(NODES, {"model": {"source": "claim", "claim": {"accessModes": ["ReadWriteOncePod"]}}}),
+        "is for one pod",
+    ),
+    "ranks in settings": ({"settings": {"nnodes": 2}}, "nnodes"),
     "several devices": ({"gpu": {"count": 2}}, "settings.tensor_parallel is 1"),
     "engines without devices": ({"settings": {"data_parallel": 2}}, "settings.data_parallel 2"),
     "engines of a role": (

@@ -5,6 +5,7 @@ Each rule takes what was rendered and gives its findings, in words.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -37,6 +38,12 @@ def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
     return selector.items() <= labels.items()
 
 
+def selects(selector: Object, labels: dict[str, str]) -> bool:
+    """Whether a label selector does."""
+    ruled = all(labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", ()))
+    return ruled and matches(selector.get("matchLabels", {}), labels)
+
+
 A_POD = "10.0.0.9"
 """What a pod learns of its own address."""
 
@@ -46,16 +53,26 @@ def config_of(rendered: Rendered) -> ServerConfig:
 
     Raises what it would.
     """
+    return _config(rendered.server, "0")
+
+
+def _config(container: Object, index: str) -> ServerConfig:
     command = cli.get_command(click.Context(cli), "serve")
     assert command is not None
-    flags = command.make_context("serve", list(rendered.server["args"][1:])).params
+    # Which the controller of LeaderWorkerSets sets, and the kubelet puts in.
+    told = {"$(LWS_WORKER_INDEX)": index, "$(LWS_LEADER_ADDRESS)": "demo-0.demo.models"}
+    args = "\n".join(container["args"][1:])
+    for name, value in told.items():
+        args = args.replace(name, value)
+    flags = command.make_context("serve", args.split("\n")).params
     flags.pop("config_file")
-    return load(ServerConfig, flags, {each["name"]: A_POD for each in rendered.server["env"] if "valueFrom" in each})
+    return load(ServerConfig, flags, {each["name"]: A_POD for each in container["env"] if "valueFrom" in each})
 
 
 def containers(rendered: Rendered) -> Iterator[tuple[Object, Object]]:
     """Every container of the chart's own with its pod."""
-    for pod in (rendered.pod, rendered.test_pod["spec"]):
+    worker = [rendered.worker_template["spec"]] if rendered.worker_template else []
+    for pod in (rendered.pod, *worker, rendered.test_pod["spec"]):
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
             if container["name"] != "sidecar":
                 yield pod, container
@@ -63,19 +80,22 @@ def containers(rendered: Rendered) -> Iterator[tuple[Object, Object]]:
 
 def selectors(rendered: Rendered) -> Iterator[str]:
     """Selectors find the server's pods and not the test's."""
-    labels = rendered.one("Deployment")["spec"]["template"]["metadata"]["labels"]
-    tested = rendered.test_pod["metadata"]["labels"]
-    found = {"Deployment": rendered.one("Deployment")["spec"]["selector"]["matchLabels"]}
-    found |= {each["metadata"]["name"]: each["spec"]["selector"] for each in rendered.all("Service")}
+    worker = rendered.worker_template
+    computes = worker["metadata"]["labels"] if worker else {}
+    found = {each["kind"]: each["spec"]["selector"] for each in rendered.all("Deployment")}
+    found |= {each["metadata"]["name"]: {"matchLabels": each["spec"]["selector"]} for each in rendered.all("Service")}
     for each in (*rendered.all("PodDisruptionBudget"), *rendered.all("NetworkPolicy")):
-        found[each["kind"]] = (each["spec"].get("selector") or each["spec"]["podSelector"])["matchLabels"]
+        found[each["kind"]] = each["spec"].get("selector") or each["spec"]["podSelector"]
     for spread in rendered.pod.get("topologySpreadConstraints", ()):
-        found[spread["topologyKey"]] = spread["labelSelector"]["matchLabels"]
+        found[spread["topologyKey"]] = spread["labelSelector"]
     for name, selector in found.items():
-        if not matches(selector, labels):
+        if not selects(selector, rendered.template["metadata"]["labels"]):
             yield f"{name} does not select the pods"
-        if matches(selector, tested):
+        if selects(selector, rendered.test_pod["metadata"]["labels"]):
             yield f"{name} selects the pod of the test"
+        # What only computes answers no call, and is let in and evicted like the rest of its worker.
+        if worker and selects(selector, computes) != (name in ("PodDisruptionBudget", "NetworkPolicy")):
+            yield f"{name} selects pods that only compute, or does not"
 
 
 def ports(rendered: Rendered) -> Iterator[str]:
@@ -103,10 +123,16 @@ def ports(rendered: Rendered) -> Iterator[str]:
     for policy in rendered.all("NetworkPolicy"):
         ingress, egress = (policy["spec"].get(way, []) for way in ("ingress", "egress"))
         ranges = [port for rule in (*ingress, *egress) for port in rule.get("ports", ()) if "endPort" in port]
-        allowed = sorted(str(port["port"]) for rule in ingress for port in rule["ports"] if port not in ranges)
+        allowed = sorted(str(port["port"]) for rule in ingress for port in rule.get("ports", ()) if port not in ranges)
         for rule in policy["spec"]["ingress"]:
             if not rule.get("from"):
                 yield f"the policy lets everybody in to {rule['ports']}"
+        own = [{"podSelector": policy["spec"]["podSelector"]}]
+        among = [rule.get(way) == own for way, rules in (("from", ingress), ("to", egress)) for rule in rules]
+        if sum(among) != (2 if rendered.worker_template else 0):
+            yield "pods of one worker do not reach each other, or those of none do"
+        if any("ports" not in rule and rule["from"] != own for rule in ingress):
+            yield "the policy opens every port to others"
         if allowed != sorted(expected.keys() - {"health"}) or policy["spec"]["policyTypes"] != ["Ingress", "Egress"]:
             yield f"the policy lets in {allowed}"
         told = [each["value"] for each in rendered.server["env"] if each["name"] == "UCX_TCP_PORT_RANGE"]
@@ -123,6 +149,7 @@ def flags(rendered: Rendered) -> Iterator[str]:
         config_of(rendered)
     except Exception as error:
         yield f"serve: {error}"
+    yield from _alike(rendered)
     for container in rendered.test_pod["spec"]["containers"]:
         if "command" in container:
             continue
@@ -132,6 +159,23 @@ def flags(rendered: Rendered) -> Iterator[str]:
             command.make_context("test", list(container["args"][1:]))
         except Exception as error:
             yield f"test: {error}"
+
+
+def _alike(rendered: Rendered) -> Iterator[str]:
+    """What only computes does so with the settings of its server."""
+    if rendered.worker_template is None:
+        return
+    (worker,) = rendered.worker_template["spec"]["containers"]
+    first, second = config_of(rendered).engine, _config(worker, "1").engine
+    if dataclasses.replace(second, nodes=first.nodes, model=first.model) != first:
+        yield "ranks of one engine have other settings"
+    nodes, size = first.nodes, rendered.owner["spec"]["leaderWorkerTemplate"]["size"]
+    if second.nodes != dataclasses.replace(nodes, node_rank=1) or (nodes.nnodes, nodes.node_rank) != (size, 0):
+        yield f"{size} pods are {nodes} and {second.nodes}"
+    if {"ports", "startupProbe", "livenessProbe", "readinessProbe"} & worker.keys():
+        yield "what serves nothing has ports, or is probed"
+    if secrets := {"auth", "tls", "client-ca", "tenants"} & {each["name"] for each in worker["volumeMounts"]}:
+        yield f"what serves nothing has {secrets}"
 
 
 def environment(rendered: Rendered) -> Iterator[str]:
@@ -166,17 +210,26 @@ def mounts(rendered: Rendered) -> Iterator[str]:
             for path in named
             if not any(f"{path}/".startswith(f"{each}/") for each in paths)
         )
-    mounted = {mount["name"] for _, each in containers(rendered) for mount in each["volumeMounts"]}
-    yield from (f"volume {each['name']} is not used" for each in rendered.pod["volumes"] if each["name"] not in mounted)
+    used = dict[int, set[str]]()
+    for pod, container in containers(rendered):
+        used.setdefault(id(pod["volumes"]), set()).update(mount["name"] for mount in container["volumeMounts"])
+    for pod, _ in containers(rendered):
+        names = {each["name"] for each in pod["volumes"]}
+        yield from (f"volume {name} is not used" for name in sorted(names - used[id(pod["volumes"])]))
 
 
 def times(rendered: Rendered) -> Iterator[str]:
     """A pod gets the time that its streams are promised, a rollout the time that weights take."""
-    config, spec = config_of(rendered), rendered.one("Deployment")["spec"]
+    config, spec = config_of(rendered), rendered.owner["spec"]
     hook = rendered.server.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
     promised = int(hook[1]) + config.drain_linger + config.drain_grace
     if rendered.pod["terminationGracePeriodSeconds"] < promised + 5:
         yield f"{rendered.pod['terminationGracePeriodSeconds']} seconds to end, {promised} promised"
+    if rendered.worker_template:
+        # What computes is needed for as long as what serves.
+        if rendered.worker_template["spec"]["terminationGracePeriodSeconds"] < promised + 5:
+            yield "pods that compute end before their server"
+        return
     probe = rendered.server["startupProbe"]
     if spec["progressDeadlineSeconds"] <= probe["periodSeconds"] * probe["failureThreshold"] + spec["minReadySeconds"]:
         yield "a rollout fails before a pod does"
@@ -188,7 +241,7 @@ def times(rendered: Rendered) -> Iterator[str]:
 def resources(rendered: Rendered) -> Iterator[str]:
     """Requests are within limits, and each rank has a whole device."""
     config = config_of(rendered)
-    ranks = config.engine.model.ranks * config.data_parallel
+    ranks = config.engine.model.ranks * config.data_parallel // config.engine.nodes.nnodes
     for _, container in containers(rendered):
         found = container.get("resources") or {}
         limits = found.get("limits") or {}
@@ -211,7 +264,7 @@ def restricted(rendered: Rendered) -> Iterator[str]:
         }
         if not wanted.items() <= security.items() or min(security["runAsUser"], security["runAsGroup"]) < 10000:
             yield f"{container['name']}: {security}"
-    for pod in (rendered.pod, rendered.test_pod["spec"]):
+    for pod in {id(pod["volumes"]): pod for pod, _ in containers(rendered)}.values():
         if {"hostNetwork", "hostPID", "hostIPC"} & pod.keys() or pod["automountServiceAccountToken"]:
             yield "reaches into the node or the API"
         kinds = {key for each in pod["volumes"] for key in each} - {"name"}
@@ -239,14 +292,15 @@ def identity(rendered: Rendered) -> Iterator[str]:
 
 
 def scaling(rendered: Rendered) -> Iterator[str]:
-    """Whoever scales owns `replicas`, aims at the Deployment, and asks for a metric that there is."""
-    deployment = rendered.one("Deployment")
+    """What scales owns `replicas`, aims at what the pods are of, and asks for a metric that there is."""
+    deployment = rendered.owner
     scalers = rendered.all("HorizontalPodAutoscaler") + rendered.all("ScaledObject")
     if ("replicas" in deployment["spec"]) == bool(scalers):
         yield "replicas has two owners, or none"
     for each in scalers:
         target = each["spec"]["scaleTargetRef"]
-        if (target["kind"], target["name"]) != ("Deployment", deployment["metadata"]["name"]):
+        aimed = {"name": deployment["metadata"]["name"]} | {key: deployment[key] for key in ("apiVersion", "kind")}
+        if target != aimed:
             yield f"scales {target}"
         for metric in re.findall(r"slipstream_\w+", str(each["spec"].get("metrics", each["spec"].get("triggers")))):
             if metric not in {known.exported for known in names.ALL}:

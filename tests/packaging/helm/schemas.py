@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.packaging.helm import worker_sets
 from tests.packaging.helm.chart import Object
 
 VERSIONS = tuple(f"1.{minor}" for minor in range(28, 38))
 CUSTOM = frozenset({"ServiceMonitor", "PrometheusRule", "ScaledObject"})
 """Kinds of which Kubernetes knows nothing."""
+
+
+def _pods_apart(objects: list[Object]) -> Iterator[Object]:
+    """`objects`; of a LeaderWorkerSet its pods."""
+    for each in objects:
+        yield from worker_sets.templates(each) if each["kind"] == worker_sets.KIND else (each,)
 
 
 class Schemas:
@@ -30,7 +38,7 @@ class Schemas:
     def findings(self, objects: list[Object], version: str) -> list[str]:
         """What this version has against them. An object that was looked at before is not looked at again."""
         found: list[str] = []
-        for each in objects:
+        for each in _pods_apart(objects):
             if each["kind"] not in CUSTOM:
                 key = (version, json.dumps(each, sort_keys=True))
                 if key not in self._seen:

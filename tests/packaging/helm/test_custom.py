@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.packaging.helm import worker_sets
 from tests.packaging.helm.chart import Helm4, Object, Rendered
 from tests.packaging.helm.matrix import ACCEPTED
 from tests.packaging.helm.schemas import CUSTOM
@@ -58,3 +59,33 @@ def test_breaks_are_noticed(helm4: Helm4) -> None:
         breakage(rendered)
         broken.append(rendered.one(kind))
     assert all(findings(broken)), findings(broken)
+
+
+SETS = [name for name, values in ACCEPTED.items() if "nodes" in values]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_leader_worker_sets_have_the_fields_of_their_kind(helm4: Helm4, name: str) -> None:
+    assert worker_sets.findings(helm4.render(ACCEPTED[name]).one(worker_sets.KIND)) == []
+
+
+WRONG: dict[str, Callable[[Object], Any]] = {
+    "spec.leaderWorkerTemplate.sizes is no field": lambda e: e["spec"]["leaderWorkerTemplate"].update(sizes=2),
+    "spec.leaderWorkerTemplate.workerTemplate is needed": lambda e: e["spec"]["leaderWorkerTemplate"].pop(
+        "workerTemplate"
+    ),
+    "spec.leaderWorkerTemplate.size is '2'": lambda e: e["spec"]["leaderWorkerTemplate"].update(size="2"),
+    "spec.startupPolicy is 'Early', not one of ['LeaderCreated', 'LeaderReady']": lambda e: e["spec"].update(
+        startupPolicy="Early"
+    ),
+    "leaderworkerset.x-k8s.io/v2 is no leaderworkerset.x-k8s.io/v1": lambda e: e.update(
+        apiVersion="leaderworkerset.x-k8s.io/v2"
+    ),
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_other_fields_are_noticed(helm4: Helm4, told: str) -> None:
+    broken = copy.deepcopy(helm4.render(ACCEPTED["nodes"]).one(worker_sets.KIND))
+    WRONG[told](broken)
+    assert worker_sets.findings(broken) == [told]

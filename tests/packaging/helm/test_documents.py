@@ -85,6 +85,7 @@ BASES = (
     "prefill",
     "decode",
     "prefill by NIXL",
+    "nodes",
 )
 OTHERS: dict[str, tuple[Any, ...]] = {
     "imagePullSecrets": ([{"name": "other"}],),
@@ -113,7 +114,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
 }
 """What some values can be instead; for the others their type says it."""
 REFUSED_INSTEAD = {"nodes", "gpu.count"}
-"""Values with one possible content so far."""
+"""Values of which one alone fits the other ones."""
 
 
 def others(path: str, value: Any) -> tuple[Any, ...]:

@@ -52,7 +52,7 @@ BREAKS: dict[str, tuple[rules.Rule, Break]] = {
     "flag of the test": (rules.flags, lambda r: r.test_pod["spec"]["containers"][0]["args"].insert(1, "--quick")),
     "variable that is none": (
         rules.environment,
-        lambda r: server(r)["env"].append({"name": "SLIPSTREAM_TENSOR_PARALLEL", "value": "1"}),
+        lambda r: server(r)["env"].append({"name": "SLIPSTREAM_TENSOR_PARALLEL_SIZE", "value": "1"}),
     ),
     "home on the read-only root": (
         rules.environment,
@@ -113,7 +113,47 @@ def test_a_rule_notices(helm4: Helm4, name: str) -> None:
     assert list(rule(broken)), "broken, and not noticed"
 
 
-@pytest.mark.parametrize("name", [name for name in ACCEPTED if name != "named"])
+BREAKS_OF_SEVERAL: dict[str, tuple[rules.Rule, Break]] = {
+    "calls for what only computes": (
+        rules.selectors,
+        lambda r: worker(r)["metadata"]["labels"].update({"app.kubernetes.io/component": "server"}),
+    ),
+    "policy of the first pod alone": (
+        rules.selectors,
+        lambda r: r.one("NetworkPolicy")["spec"]["podSelector"]["matchExpressions"][0].update(values=["server"]),
+    ),
+    "other settings": (rules.flags, lambda r: worker(r)["spec"]["containers"][0]["args"].append("--page-size=32")),
+    "first of all": (rules.flags, lambda r: worker(r)["spec"]["containers"][0]["args"].append("--node-rank=0")),
+    "probed": (rules.flags, lambda r: worker(r)["spec"]["containers"][0].update(livenessProbe={})),
+    "tokens of callers": (
+        rules.flags,
+        lambda r: worker(r)["spec"]["containers"][0]["volumeMounts"].append({"name": "auth", "mountPath": "/a"}),
+    ),
+    "ends first": (rules.times, lambda r: worker(r)["spec"].update(terminationGracePeriodSeconds=5)),
+    "apart": (rules.ports, lambda r: r.one("NetworkPolicy")["spec"]["egress"].pop(0)),
+    "open to others": (rules.ports, lambda r: r.one("NetworkPolicy")["spec"]["ingress"][0].pop("ports")),
+    "scales a Deployment": (
+        rules.scaling,
+        lambda r: r.one("ScaledObject")["spec"]["scaleTargetRef"].update(apiVersion="apps/v1", kind="Deployment"),
+    ),
+}
+
+
+def worker(rendered: Rendered) -> Any:
+    return rendered.worker_template
+
+
+@pytest.mark.parametrize("name", BREAKS_OF_SEVERAL)
+def test_a_rule_notices_of_several_nodes(helm4: Helm4, name: str) -> None:
+    rule, breakage = BREAKS_OF_SEVERAL[name]
+    rendered = helm4.render(ACCEPTED["nodes, all at once"])
+    assert not list(rule(rendered))
+    broken = Rendered(copy.deepcopy(rendered.objects))
+    breakage(broken)
+    assert list(rule(broken)), "broken, and not noticed"
+
+
+@pytest.mark.parametrize("name", [name for name in ACCEPTED if name != "named" and "nodes" not in ACCEPTED[name]])
 def test_what_selects_never_changes(helm4: Helm4, name: str) -> None:
     """A Deployment's selector cannot be changed: an upgrade that tried would fail."""
     assert helm4.render(ACCEPTED[name]).one("Deployment")["spec"]["selector"]["matchLabels"] == {
