@@ -160,6 +160,28 @@ def test_ranks_end_by_themselves_and_those_that_do_not_are_ended() -> None:
     assert process.log == ["join", "kill", "join"] and group.log == [b"", "left", "left"], "nothing is told twice"
 
 
+def test_ranks_of_other_machines_have_heard_it_before_this_one_leaves() -> None:
+    """What is on its way when a process exits is lost."""
+    group: Any = Group()
+    Ranks(group, [], elsewhere=(1, 2)).close()
+    assert group.log == [b"", "waited for 1", "waited for 2", "left"]
+
+
+def test_a_rank_of_another_machine_is_lost_by_its_silence_or_by_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "SEEN_SECONDS", 0.01)
+    group: Any = Group()
+    others, cause = Ranks(group, [], elsewhere=(1,)), RuntimeError("Connection closed by peer [10.0.0.2]:7")
+    others.check()
+    assert others.blamed(cause) is cause
+    group.lost = "rank 1 at 10.0.0.2"
+    assert str(others.blamed(cause)) == "rank 1 at 10.0.0.2 is gone"
+    group.pulse = SimpleNamespace(silent=lambda now: "rank 1 at 10.0.0.2")
+    with pytest.raises(RankLost, match=r"^rank 1 at 10\.0\.0\.2 has given no sign of life for 30 s$"):
+        others.check()
+    group.pulse = SimpleNamespace(silent=lambda now: None)
+    others.check()
+
+
 def test_nothing_is_told_where_one_is_gone() -> None:
     """It would wait for the one that is."""
     gone, there, group = Process(), Process(), Group()
