@@ -71,6 +71,14 @@ class MemoryConfig:
         low=1,
     )
     """Rounded up to pages."""
+    disk_cache: str | None = setting(
+        None,
+        "Memory",
+        "Directory in which prefixes are kept beyond host memory and beyond this process; unset: none are. For models"
+        " whose rows hold keys and values alone.",
+        metavar="DIR",
+    )
+    disk_cache_bytes: int = setting(64 << 30, "Memory", "Bytes that its files may take.", low=1 << 20)
     sliding_window_pool: bool = setting(
         True, "Memory", "Hold sliding-window layers in a pool of their own that frees what left the window."
     )

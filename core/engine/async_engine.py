@@ -58,7 +58,7 @@ class AsyncEngine:
     def __init__(self, built: EngineParts) -> None:
         self._config, self._inputs, self._embeddings = built.config, built.inputs, built.embeddings
         self._adapters, self._grammars, self._disagg = built.adapters, built.grammars, built.disagg
-        self.model_info, self.lanes = built.model_info, built.lanes
+        self.model_info, self.lanes, self._disk = built.model_info, built.lanes, built.disk
         self._live: dict[str, TokenStream] = {}
         self.open_streams = LiveStreams(self._live, built.adapters.table)
         self._arriving, self._turnstile, self._wakeup = Arrivals(), Turnstile(), Wakeup()
@@ -68,7 +68,7 @@ class AsyncEngine:
         self._executor = executor = built.new_executor(self._wakeup.set_threadsafe)
         self._watchdog = Watchdog(built.config.executor.hang_timeout, time.monotonic(), built.ranks)
         self._scheduler = built.new_scheduler(self._executor, self._emit)
-        self._reader = RequestReader(self._inputs, self._grammars, self._arriving, self._disagg)
+        self._reader = RequestReader(self._inputs, self._grammars, self._arriving, self._disagg, self._disk)
         self._outputs = OutputProcessor(
             self._scheduler.intake,
             self._wakeup.set,
@@ -82,6 +82,7 @@ class AsyncEngine:
             *(built.config.model, self, self._scheduler, executor, built.renewal, built.adapters, self._wakeup.set)
         )
         self._disagg.attach(self._wakeup.set_threadsafe, self._scheduler, lambda: self.control.version)
+        self._disk.attach(self._wakeup.set_threadsafe, self._scheduler)
         self._refusal: SlipstreamError | None = None
         """Why new requests are turned away, while the engine is READY and does."""
         self.prefixes = CachedPrefixes(self._scheduler, self._adapters.table, self.refuse_unless_ready)
@@ -228,7 +229,7 @@ class AsyncEngine:
         self._inputs.close()
         self._adapters.close()
         await self._grammars.close()
-        stopping = partial(stop_all, self._executor, self._watchdog.ranks, self._disagg, dead=was_dead)
+        stopping = partial(stop_all, self._executor, self._watchdog.ranks, self._disagg, self._disk, dead=was_dead)
         await in_daemon_thread(stopping, "slipstream-stop")
         if not was_dead:
             self._wakeup.close()

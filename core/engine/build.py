@@ -18,20 +18,20 @@ from core.device.checks import AssertMode, DeviceChecks
 from core.device.staging import Staging
 from core.device.streams import DeviceStreams, resolve_device
 from core.distributed.pipeline_leader import PipelineLeader
-from core.engine.audio_inputs import AudioInputs
 from core.engine.build_pools import Pools, build_arena, build_pools
 from core.engine.built_engine import BuiltEngine
 from core.engine.determinism import prove_deterministic, settled
 from core.engine.disagg import Disagg, facts_of, with_host_memory
+from core.engine.disk_cache import build_disk_cache, with_disk
 from core.engine.embedding_inputs import EmbeddingInputs
 from core.engine.encoder_input import encoder_input
 from core.engine.engine_parts import StepExecutor
 from core.engine.grammar.compiler import GrammarCompiler
-from core.engine.image_inputs import ImageInputs, ImageLimits
 from core.engine.input_processor import InputProcessor
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
 from core.engine.math_threads import use_threads
+from core.engine.media_inputs import audio_inputs, image_inputs
 from core.engine.peers import Peers, open_others
 from core.engine.rank_settings import captures, ring_of
 from core.engine.ranks import Ranks, verification
@@ -63,9 +63,6 @@ from core.scheduler.draft_depth import AdaptiveDepth
 from core.scheduler.host_cache import HostCache
 from core.scheduler.scheduler import Emit, Scheduler
 from core.text.answers.answer_form import answer_form
-from core.text.audio.listener import Listener
-from core.text.images.placing import ImagePlacer
-from core.text.images.processor import ImageProcessor
 from core.text.tokenizer import Tokenizer
 from core.types.io import ModelInfo, Pooling
 from core.types.sampling_params import SamplingParams
@@ -83,6 +80,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Buil
     """
     device = resolve_device(config.executor.device)
     config = with_host_memory(settled(config, device))
+    config = dataclasses.replace(config, memory=with_disk(config.memory))
     use_threads(config)
     tokenizer = Tokenizer.load(config.model.path)
     if tokenizer.chats is not None:
@@ -150,6 +148,7 @@ def assemble(
         speculation = dataclasses.replace(speculation, depth=depth)
     renewal = Renewal(config, streams, pools, code, Loaded(model, speculation, head))
     disagg = Disagg(config, facts_of(config, spec, pools))
+    disk = build_disk_cache(config, spec, pools)
     return BuiltEngine(
         config=config,
         inputs=inputs,
@@ -161,6 +160,7 @@ def assemble(
         new_scheduler=partial(_build_scheduler, config, model.spec, streams, pools, lanes, speculation, disagg),
         renewal=renewal,
         disagg=disagg,
+        disk=disk,
         lanes=lanes,
         ranks=ranks,
     )
@@ -192,32 +192,13 @@ def _build_inputs(
         encoder_input(spec.encoder, pools.max_input_length),
         pools.max_input_length,
         answer_form(config.model.answer_form, tokenizer.template, tokenizer.response_template),
-        _image_inputs(config, spec, tokenizer, pools),
-        _audio_inputs(config, spec),
+        image_inputs(config, spec, tokenizer, pools),
+        audio_inputs(config, spec),
     )
     labelling = labelling_of(config.model, spec, tokenizer, head)
     return inputs, EmbeddingInputs(
         inputs, pools.memory, spec.hidden_size, labelling, spec.token_types, spec.whole_prompts
     )
-
-
-def _image_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, pools: Pools) -> ImageInputs | None:
-    if spec.vision is None or not config.model.path:
-        return None
-    try:
-        processor = ImageProcessor.load(Path(config.model.path), spec.vision)
-    except StartupError as reason:
-        logger.warning("images are refused: %s", reason)
-        return ImageInputs(why=str(reason))
-    limits = ImageLimits(config.model.max_image_tokens, pools.max_input_length)
-    return ImageInputs(processor, ImagePlacer(spec.vision, tokenizer), limits)
-
-
-def _audio_inputs(config: EngineConfig, spec: ModelSpec) -> AudioInputs | None:
-    """Raises ModelLoadError: a model that hears can do nothing else."""
-    if spec.encoder is None or spec.encoder.audio is None:
-        return None
-    return AudioInputs(Listener.load(Path(config.model.path), spec.encoder.audio), spec.encoder.start_ids)
 
 
 def _build_executor(

@@ -9,6 +9,7 @@ from typing import Protocol
 from core.config import EngineConfig
 from core.engine.adapters.loader import AdapterLoader
 from core.engine.disagg import Disagg, no_role
+from core.engine.disk_cache import DiskCache
 from core.engine.embedding_inputs import EmbeddingInputs
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
@@ -42,3 +43,5 @@ class EngineParts:
     """The other processes of an engine that is several."""
     disagg: Disagg = field(default_factory=no_role)
     """Its role where others prefill or decode for it."""
+    disk: DiskCache = field(default_factory=DiskCache)
+    """Prefixes in files."""

@@ -32,6 +32,7 @@ from core.distributed.world import World
 from core.engine.build_pools import Pools
 from core.engine.determinism import settled
 from core.engine.disagg import Disagg, with_host_memory
+from core.engine.disk_cache import DiskCache
 from core.engine.nodes import meeting_of
 from core.engine.rank_follower import be_rank, be_started
 from core.engine.rank_settings import check_alike, sizes_of
@@ -64,6 +65,7 @@ REFUSED: Final[Refusals] = (
     ("kv_cache_dtype", lambda config: config.model.kv_cache_dtype != "auto"),
     ("quantization", lambda config: config.model.quantization != "none"),
     ("role", lambda config: config.disagg.role != "both"),
+    ("disk_cache", lambda config: config.memory.disk_cache is not None),
 )
 """Settings that engines of several ranks cannot have yet, and when a configuration has them."""
 
@@ -169,16 +171,17 @@ def _kill(processes: Sequence[BaseProcess]) -> None:
         process.join()
 
 
-def stop_all(executor: Executor, ranks: Ranks | None, disagg: Disagg, *, dead: bool) -> None:
+def stop_all(executor: Executor, ranks: Ranks | None, disagg: Disagg, disk: DiskCache, *, dead: bool) -> None:
     """Run what was submitted to `executor`, and end what ran it, in other processes too. Blocks for as long.
 
-    And what sends keys to other engines, or gets theirs.
+    And what sends keys to other engines, or gets theirs, and what writes them to files.
 
     `dead`: wait for nothing. The executor's thread may hang for ever then; it is a daemon and ends with the process.
     """
     disagg.close()
     if not dead:
         executor.stop()
+    disk.close()
     if ranks is not None:
         ranks.kill() if dead else ranks.close()
 

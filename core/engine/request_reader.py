@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from core.engine.disagg import Disagg
+from core.engine.disk_cache import DiskCache
 from core.engine.grammar.compiler import GrammarCompiler
 from core.engine.input_processor import InputProcessor
 from core.engine.pending_admissions import Arrivals
@@ -17,9 +18,17 @@ from core.types.request import Req
 class RequestReader:
     """What a request needs before it can be queued. Belongs to the engine's loop, and works off it."""
 
-    def __init__(self, inputs: InputProcessor, grammars: GrammarCompiler, arriving: Arrivals, disagg: Disagg) -> None:
-        """`arriving`: requests whose work can be ended from outside."""
-        self._inputs, self._grammars, self._arriving, self._disagg = inputs, grammars, arriving, disagg
+    def __init__(
+        self,
+        inputs: InputProcessor,
+        grammars: GrammarCompiler,
+        arriving: Arrivals,
+        disagg: Disagg,
+        disk: DiskCache,
+    ) -> None:
+        """`arriving`: requests whose work can be ended from outside. `disk`: what may have prefixes in files."""
+        self._inputs, self._grammars, self._arriving = inputs, grammars, arriving
+        self._disagg, self._disk = disagg, disk
 
     def refuse_unservable(self, request: GenerateRequest) -> None:
         """Raises what can be said without reading the prompt: InvalidRequest, AdapterNotFound."""
@@ -49,6 +58,8 @@ class RequestReader:
         self._disagg.keep(request, reqs[0], adapter)
         if request.take_over is not None:
             await self._fetched(request, request_id, now, reqs, adapter)
+        elif self._disk.is_used:
+            await self._arriving.wait(request_id, self._disk.fetch(reqs[0]), request.deadline)
         return reqs
 
     async def _fetched(

@@ -7,6 +7,7 @@ nothing waits for a copy when pages are evicted (HiCache's write-through).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,12 +122,48 @@ class HostPrefixes:
         while len(taken) < wanted and (copy := self._tier.take(self.chunk)) is not None:
             taken.append(copy)
         self.unlock(held)
+        self._add(ids, salt, held, taken)
+        return held.tokens, tuple(taken)
+
+    def _add(self, ids: Ids, salt: str, held: HeldPrefix, taken: Sequence[HostCopy]) -> None:
         if taken:
             copies = [*held.copies, *taken]
             self._copies.update((_page(copy), copy) for copy in taken)
             pages = np.array([_page(copy) for copy in copies], np.int64)
             self._index.insert(ids[: len(copies) * self.chunk], pages, salt, held.tokens)
-        return held.tokens, tuple(taken)
+
+    def reserve(self, ids: Ids, salt: str, count: int) -> tuple[HostCopy, ...]:
+        """Room for `count` chunks behind those of `ids`, int64[n], that are held, as far as there is any.
+
+        Nothing finds them until `publish`; `release` gives them back.
+        """
+        held, taken = self.find(ids, len(ids), salt), list[HostCopy]()
+        self.lock(held)
+        while len(taken) < count and (copy := self._tier.take(self.chunk)) is not None:
+            taken.append(copy)
+        self.unlock(held)
+        return tuple(taken)
+
+    def publish(self, ids: Ids, salt: str, start: int, copies: Sequence[HostCopy]) -> int:
+        """`copies`, which were reserved, have the chunks of `ids` from token `start` on; returns how many count.
+
+        Those that came by another way meanwhile are given up, and all where what is before them is gone.
+        """
+        held = self.find(ids, start + len(copies) * self.chunk, salt)
+        known = (held.tokens - start) // self.chunk if held.tokens >= start else len(copies)
+        self.release(copies[:known])
+        self._add(ids, salt, held, copies[known:])
+        return len(copies[known:])
+
+    def release(self, copies: Sequence[HostCopy]) -> None:
+        """Give up copies that were reserved."""
+        for copy in copies:
+            self._tier.free(copy)
+
+    @property
+    def room(self) -> int:
+        """How many chunks host memory holds at most."""
+        return self._tier.num_blocks // self._blocks_each
 
     def end(self, ids: Ids, salt: str, beside: tuple[int, ...]) -> tuple[int, HostCopy] | None:
         """Make room for an ending behind `ids`, int64[n], n at least 1, with so many slots of each pool.

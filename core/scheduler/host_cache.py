@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from core.disagg.interface import Giver
+from core.disk.chunk_store import ChunkStore
 from core.executor.interface import HostCopies
 from core.memory.host_prefixes import HostMemory
 from core.memory.request_memory import RequestMemory
+from core.scheduler.disk_prefixes import DiskPrefixes, Lasting
 from core.scheduler.handing_over import HandingOver, portable
 from core.scheduler.outgoing import Outgoing
 from core.scheduler.prefix_copies import PrefixCopies
@@ -26,6 +29,8 @@ class HostCacheStats:
     fetched_tokens: int = 0
     kept_tokens: int = 0
     evicted_tokens: int = 0
+    disk: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `EngineStats`."""
 
 
 class HostCache:
@@ -51,8 +56,12 @@ class HostCache:
         """None where retracted requests are computed again."""
         self.prefixes = None
         """None where no prefixes are kept."""
+        self.disk: DiskPrefixes | None = None
+        """None where no files are kept."""
+        others = portable(memory, host.tier)
+        self._chunks = None if others else host.prefixes
         if host.prefixes is not None:
-            self.prefixes = PrefixCopies(host.prefixes, memory, self.outgoing, portable(memory, host.tier))
+            self.prefixes = PrefixCopies(host.prefixes, memory, self.outgoing, others)
 
         self.handing = None
         """None where no other engine decodes what is computed here."""
@@ -63,10 +72,23 @@ class HostCache:
         if takes or host.leaves:
             self.taking = TakingOver(host.tier, self.outgoing, memory, leaves=host.leaves)
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether threads read or write what is kept here."""
+        return self.disk is not None and not self.disk.is_idle
+
+    def write_to(self, store: ChunkStore, lasting: Lasting, wake: Callable[[], None]) -> DiskPrefixes | None:
+        """Keep prefixes in `store` too; None, and nothing is kept there, where host memory keeps chunks of none."""
+        if self.prefixes is None or self._chunks is None:
+            return None
+        self.disk = self.prefixes.disk = DiskPrefixes(store, self._chunks, self.outgoing, lasting, wake)
+        return self.disk
+
     def settle(self) -> bool:
         """Take note of what has come, and of what other engines have got; whether anything did."""
         landed = self.outgoing.land()
-        return (self.handing is not None and self.handing.settle()) or landed
+        written = self.disk is not None and self.disk.settle()
+        return (self.handing is not None and self.handing.settle()) or landed or written
 
     def stats(self) -> HostCacheStats:
         """The figures of now."""
@@ -75,6 +97,7 @@ class HostCache:
             self._tier.used_bytes,
             *_returned(self.rejoining, self.taking),
             *((0, 0, 0) if of_prefixes is None else (of_prefixes.fetched, of_prefixes.kept, of_prefixes.evicted)),
+            {} if self.disk is None else self.disk.stats(),
         )
 
 

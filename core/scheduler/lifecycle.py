@@ -137,7 +137,7 @@ class Lifecycle:
         running = self.running.members()
         for req in running:
             self.retract(req, keep=False)
-        for kept in (self.rejoining, self.handing, self.taking):
+        for kept in (self.rejoining, self.handing, self.taking, self.copies):
             if kept is not None:
                 kept.forget()
         self.flush()

@@ -46,9 +46,9 @@ class Outgoing:
             self._then[out.number] = then
         self._copies.copy_out(out)
 
-    def vacate(self, copy: HostCopy, then: Callable[[], None]) -> None:
-        """`then` is called by `land` once no step reads what was in the blocks of `copy` before."""
-        out = CopyOut((copy,), NO_SLOTS, self._tier.take_given_up())
+    def vacate(self, copies: tuple[HostCopy, ...], then: Callable[[], None]) -> None:
+        """`then` is called by `land` once no step reads what was in the blocks of `copies` before."""
+        out = CopyOut(copies, NO_SLOTS, self._tier.take_given_up())
         self._then[out.number] = then
         self._copies.copy_out(out)
 

@@ -16,6 +16,7 @@ from core.memory.host_prefixes import HeldPrefix, HostPrefixes
 from core.memory.request_memory import RequestMemory
 from core.memory.seat import Seat
 from core.memory.usable_prefix import Usable, usable_prefix
+from core.scheduler.disk_prefixes import DiskPrefixes
 from core.scheduler.outgoing import Outgoing
 from core.types.arrays import Ints
 
@@ -41,6 +42,8 @@ class PrefixCopies:
         self._outgoing = outgoing
         self._waiting: dict[int, _Waiting] = {}
         """By row: what the next batch must carry."""
+        self.disk: DiskPrefixes | None = None
+        """What goes on to files; not where rows hold more than keys."""
         self.fetched = self.kept = 0
         """Tokens that came back so far; tokens that were copied out."""
 
@@ -80,7 +83,8 @@ class PrefixCopies:
     def _copy_chunks(self, row: int, ids: Ints, salt: str) -> None:
         start, copies = self._prefixes.extend(ids, salt)
         if copies:
-            self._outgoing.begin(copies, row, start)
+            then = None if self.disk is None else self.disk.keep(ids, salt, start, copies)
+            self._outgoing.begin(copies, row, start, then)
             self.kept += len(copies) * self._prefixes.chunk
 
     def _resumed(self, pages: Ints) -> tuple[Ints, tuple[Ints, ...]]:
@@ -157,5 +161,12 @@ class PrefixCopies:
         return tuple(back for each in waiting.values() for back in each.backs)
 
     def flush(self, tenant: str | None = None) -> int:
-        """Give up every copy that no row waits for, of `tenant` only if given; returns their tokens."""
+        """Give up every copy that no row waits for, of `tenant` only if given; returns their tokens. Files too."""
+        if self.disk is not None:
+            self.disk.flush(tenant)
         return self._prefixes.flush(tenant)
+
+    def forget(self) -> None:
+        """What was written to files is of another model."""
+        if self.disk is not None:
+            self.disk.forget()

@@ -169,8 +169,9 @@ class Scheduler:
 
     @property
     def is_still(self) -> bool:
-        """Whether no step and no copy is in flight: nothing reads or writes the pools."""
-        return self.executor.in_flight == 0 and len(self.memory.leases) == 0
+        """Whether no step and no copy is in flight, to files either: nothing reads or writes the pools."""
+        copying = self.host_cache is not None and self.host_cache.is_copying
+        return self.executor.in_flight == 0 and len(self.memory.leases) == 0 and not copying
 
     def start_over(self) -> int:
         """Queue every running request again, and forget all that was computed; returns how many ran. While still.

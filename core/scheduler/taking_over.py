@@ -63,7 +63,7 @@ class TakingOver:
         pages = tokens // self._memory.page_size
         copy = self._tier.take(tokens, tuple(pool.slots_for(pages) for pool in self._others))
         if copy is not None:
-            self._outgoing.vacate(copy, ready)
+            self._outgoing.vacate((copy,), ready)
         return copy
 
     def views(self, copy: HostCopy) -> Sequence[memoryview]:

@@ -179,6 +179,7 @@ class Tally:
             host_fetched_tokens=host.fetched_tokens,
             host_kept_tokens=host.kept_tokens,
             host_evicted_tokens=host.evicted_tokens,
+            **host.disk,
             page_size=memory.page_size,
             chunked_prefill_size=self._most_prompt_tokens,
             prompt_tokens=self._prompt_tokens,

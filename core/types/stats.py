@@ -186,6 +186,18 @@ class EngineStats:
     """Tokens of prefixes that were copied to host memory."""
     host_evicted_tokens: int = 0
     """Tokens of prefixes whose copies gave way to others."""
+    disk_cache_bytes: int = 0
+    """Bytes of the files that keep prefixes."""
+    disk_fetched_tokens: int = 0
+    """Tokens of prefixes that were read from files."""
+    disk_kept_tokens: int = 0
+    """Tokens of prefixes that were written to files."""
+    disk_evicted_tokens: int = 0
+    """Tokens of prefixes whose files gave way to others."""
+    disk_skipped_tokens: int = 0
+    """Tokens of prefixes that were not written, since the disk was behind."""
+    disk_failures: int = 0
+    """Pieces of prefixes that could not be written, or were not whole when they were read."""
     page_size: int = 1
     chunked_prefill_size: int = 0
     """Most prompt tokens in one step."""

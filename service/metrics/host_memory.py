@@ -1,4 +1,4 @@
-"""Metrics of what host memory keeps: keys and values of prefixes, and of retracted requests."""
+"""Metrics of what host memory and files keep: keys and values of prefixes, and of retracted requests."""
 
 from __future__ import annotations
 
@@ -28,6 +28,42 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Tokens of prefixes whose copies in host memory gave way to others.",
         field="host_evicted_tokens",
+    ),
+    Metric(
+        "slipstream_disk_cache_bytes",
+        "gauge",
+        "Bytes of the files that keep prefixes.",
+        field="disk_cache_bytes",
+    ),
+    Metric(
+        "slipstream_disk_fetched_tokens",
+        "counter",
+        "Tokens of prefixes that were read from files, and not computed again.",
+        field="disk_fetched_tokens",
+    ),
+    Metric(
+        "slipstream_disk_kept_tokens",
+        "counter",
+        "Tokens of prefixes that were written to files.",
+        field="disk_kept_tokens",
+    ),
+    Metric(
+        "slipstream_disk_evicted_tokens",
+        "counter",
+        "Tokens of prefixes whose files gave way to others.",
+        field="disk_evicted_tokens",
+    ),
+    Metric(
+        "slipstream_disk_skipped_tokens",
+        "counter",
+        "Tokens of prefixes that were not written to files, since the disk was behind.",
+        field="disk_skipped_tokens",
+    ),
+    Metric(
+        "slipstream_disk_failures",
+        "counter",
+        "Pieces of prefixes that could not be written to files, or were not whole when they were read.",
+        field="disk_failures",
     ),
     Metric(
         "slipstream_rejoined_requests",

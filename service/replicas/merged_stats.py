@@ -21,6 +21,7 @@ GAUGES: Final = frozenset(
         "waiting",
         "leased_pages",
         "host_cache_bytes",
+        "disk_cache_bytes",
         "adapters_loaded",
         "adapter_bytes",
         "grammars_cached",

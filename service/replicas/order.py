@@ -47,10 +47,13 @@ class Order:
     def engine_config(self) -> EngineConfig:
         """What the engine is built from: memory of the machine is shared out, that of a device is its own."""
         config = self.server_config().engine_config()
+        folder = config.memory.disk_cache
         memory = replace(
             config.memory,
             machine_share=1 / self.count,
             host_cache_bytes=config.memory.host_cache_bytes // self.count,
+            disk_cache=folder and f"{folder}/engine-{self.place}",
+            disk_cache_bytes=max(1 << 20, config.memory.disk_cache_bytes // self.count),
         )
         executor = replace(config.executor, cpu_threads=config.executor.cpu_threads or self.threads)
         shared = self.settings["expert_parallel"]

@@ -30,6 +30,7 @@ FLOORS = {
     "core.native": 1,
     "core.memory": 2,
     "core.prefix": 2,
+    "core.disk": 2,
     "core.batch": 3,
     "core.relay": 4,
     "core.models": 5,

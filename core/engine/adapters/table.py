@@ -105,6 +105,17 @@ class AdapterTable:
         """
         return f"{slot}\0{salt}" if self.enabled else salt
 
+    def lasting(self, salt: str) -> str | None:
+        """What other processes, with slots of their own, call what the method `salt` returned; None for a slot of none.
+
+        The digest of the adapter's weights, empty for none, and behind a NUL the request's own salt.
+        """
+        slot, _, own = salt.partition("\0") if self.enabled else (str(NONE_SLOT), "", salt)
+        loaded = self._by_slot.get(int(slot))
+        if loaded is None and int(slot) != NONE_SLOT:
+            return None
+        return f"{'' if loaded is None else loaded.digest}\0{own}"
+
     def tenant(self, salt: str) -> str:
         """The tenant in what the method `salt` returned: the part of the request's own salt before its first NUL."""
         return tenant_of(salt.partition("\0")[2] if self.enabled else salt)

@@ -38,6 +38,7 @@ REFUSED: dict[str, Callable[[], EngineConfig]] = {
     "a model that drafts": lambda: dataclasses.replace(MADE, speculation=SpeculationConfig("mtp")),
     "lora": lambda: piped(lora=LoraConfig(directory="x")),
     "deterministic": lambda: model(deterministic=True),
+    "disk_cache": lambda: dataclasses.replace(MADE, memory=MemoryConfig(disk_cache="x")),
     "role": lambda: dataclasses.replace(MADE, disagg=DisaggConfig(role="prefill")),
     "weights_dir": lambda: model(weights_dir="x"),
     "kv_cache_dtype": lambda: model(kv_cache_dtype="int8"),
@@ -233,10 +234,11 @@ def test_a_dead_engine_waits_for_nothing(dead: bool) -> None:
     process, group, stopped = Process(), Group(), list[str]()
     executor: Any = SimpleNamespace(stop=lambda: stopped.append("executor"))
     disagg: Any = SimpleNamespace(close=lambda: stopped.append("transfers"))
-    once = ["transfers"] if dead else ["transfers", "executor"]
-    stop_all(executor, made(process, group), disagg, dead=dead)
+    disk: Any = SimpleNamespace(close=lambda: stopped.append("files"))
+    once = ["transfers", "files"] if dead else ["transfers", "executor", "files"]
+    stop_all(executor, made(process, group), disagg, disk, dead=dead)
     assert group.log == (["left"] if dead else [b"", "left"]) and stopped == once
-    stop_all(executor, None, disagg, dead=dead)
+    stop_all(executor, None, disagg, disk, dead=dead)
     assert stopped == once * 2
 
 

@@ -1,0 +1,1 @@
+"""Keys and values of prefixes in files, which outlive the process."""

@@ -1,0 +1,135 @@
+"""Prefixes in files: opens the directory, and has requests wait for what is read from there. Loop thread only."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from importlib.metadata import version
+from pathlib import Path
+
+from core.config import EngineConfig, MemoryConfig
+from core.disk.chunk_store import ChunkStore, check_directory
+from core.engine.build_pools import Pools
+from core.engine.disagg import LEAST_HOST_BYTES, facts_of
+from core.models.base import ModelSpec
+from core.scheduler.disk_prefixes import DiskPrefixes, Fetch, Lasting
+from core.scheduler.scheduler import Scheduler
+from core.types.request import Req
+
+log = logging.getLogger(__name__)
+
+
+def with_disk(memory: MemoryConfig) -> MemoryConfig:
+    """`memory`, with host memory where files need it. Raises ConfigError for a directory that cannot be used."""
+    if memory.disk_cache is None:
+        return memory
+    check_directory(Path(memory.disk_cache))
+    return dataclasses.replace(memory, host_cache_bytes=memory.host_cache_bytes or LEAST_HOST_BYTES)
+
+
+def stamp_of(config: EngineConfig, spec: ModelSpec, pools: Pools) -> str:
+    """What must be the same where keys in files are to mean the same to another process.
+
+    Beside what engines of two roles compare: when the weights were written, since others may be put in their place.
+    """
+    folder, model = Path(config.model.path), config.model
+    files = [(each.name, each.stat().st_mtime_ns) for each in sorted(folder.glob("*.safetensors"))]
+    chosen = (model.native, model.deterministic, config.speculation.method, model.weight_version)
+    facts = {**facts_of(config, spec, pools), "files": files, "chosen": chosen, "slipstream": version("slipstream")}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def build_disk_cache(config: EngineConfig, spec: ModelSpec, pools: Pools) -> DiskCache:
+    """As configured. Raises ConfigError for a directory that cannot be used."""
+    memory, table = config.memory, pools.adapters.table
+    if memory.disk_cache is None:
+        return DiskCache()
+    store = ChunkStore(Path(memory.disk_cache), memory.disk_cache_bytes)
+    return DiskCache(store, Lasting(stamp_of(config, spec, pools), table.lasting, table.tenant))
+
+
+class DiskCache:
+    """Files for prefixes of one engine, or none; `attach` it before requests come."""
+
+    def __init__(self, store: ChunkStore | None = None, lasting: Lasting | None = None) -> None:
+        """Without them nothing is kept in files."""
+        self._store = store
+        self._lasting = lasting
+        self._scheduler: Scheduler | None = None
+        self._disk: DiskPrefixes | None = None
+        self._reading: dict[str, asyncio.Future[None]] = {}
+        """By the name of its first chunk, each fetch that is under way."""
+
+    def attach(self, wake: Callable[[], None], scheduler: Scheduler) -> None:
+        """`wake`: of the engine's loop, from any thread."""
+        if self._store is None or self._lasting is None:
+            return
+        self._scheduler = scheduler
+        if scheduler.host_cache is not None:
+            self._disk = scheduler.host_cache.write_to(self._store, self._lasting, wake)
+        if self._disk is None:
+            log.warning("disk_cache is unused: no prefixes of keys and values alone are in host memory")
+
+    @property
+    def is_used(self) -> bool:
+        """Whether files may have anything."""
+        return self._disk is not None
+
+    async def fetch(self, req: Req) -> None:
+        """Return once all that files have of the prompt of `req`, and memory has not, is in host memory.
+
+        As much as there is room for. Nothing is lost where it cannot be read: it is computed then.
+        """
+        disk = self._disk
+        while disk is not None and (fetch := self._wanted(disk, req)) is not None:
+            if (other := self._reading.get(fetch.names[0])) is None:
+                await self._read(disk, fetch)
+                return
+            # Two requests with one beginning: the second finds what the first has read.
+            disk.end(fetch, 0)
+            await asyncio.shield(other)
+
+    def close(self) -> None:
+        """Leave the directory to the next process. Blocks for a moment. Idempotent."""
+        if self._disk is not None:
+            self._disk.close()
+        elif self._store is not None:
+            self._store.close()
+        self._disk = self._store = None
+
+    def _wanted(self, disk: DiskPrefixes, req: Req) -> Fetch | None:
+        scheduler = self._scheduler
+        # The pools may be lent, or about to be.
+        if scheduler is None or scheduler.held or not req.reuses_prefix:
+            return None
+        limit = req.usable(len(req.prompt) - 1)
+        cached = scheduler.memory.cache.peek(req.prompt, limit, req.salt)
+        return disk.begin(req.prompt, req.salt, limit, cached)
+
+    async def _read(self, disk: DiskPrefixes, fetch: Fetch) -> None:
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        done = self._reading[fetch.names[0]] = loop.create_future()
+
+        def over(whole: int) -> None:
+            disk.end(fetch, whole)
+            del self._reading[fetch.names[0]]
+            done.set_result(None)
+
+        try:
+            disk.prepare(fetch, ready.set)
+            await ready.wait()
+        except BaseException:
+            over(0)
+            raise
+        # However this ends: threads write into the blocks until then.
+        disk.read(fetch).add_done_callback(lambda reads: loop.call_soon_threadsafe(over, _count(reads)))
+        await asyncio.shield(done)
+
+
+def _count(reads: Future[int]) -> int:
+    return 0 if reads.cancelled() else reads.result()

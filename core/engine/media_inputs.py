@@ -1,0 +1,39 @@
+"""What reads images and sounds for a model that takes them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from core.config import EngineConfig
+from core.engine.audio_inputs import AudioInputs
+from core.engine.build_pools import Pools
+from core.engine.image_inputs import ImageInputs, ImageLimits
+from core.errors import StartupError
+from core.models.base import ModelSpec
+from core.text.audio.listener import Listener
+from core.text.images.placing import ImagePlacer
+from core.text.images.processor import ImageProcessor
+from core.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def image_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, pools: Pools) -> ImageInputs | None:
+    """None for a model that sees none. One whose images cannot be read says why when it is sent one."""
+    if spec.vision is None or not config.model.path:
+        return None
+    try:
+        processor = ImageProcessor.load(Path(config.model.path), spec.vision)
+    except StartupError as reason:
+        logger.warning("images are refused: %s", reason)
+        return ImageInputs(why=str(reason))
+    limits = ImageLimits(config.model.max_image_tokens, pools.max_input_length)
+    return ImageInputs(processor, ImagePlacer(spec.vision, tokenizer), limits)
+
+
+def audio_inputs(config: EngineConfig, spec: ModelSpec) -> AudioInputs | None:
+    """None for a model that hears nothing. Raises ModelLoadError: a model that hears can do nothing else."""
+    if spec.encoder is None or spec.encoder.audio is None:
+        return None
+    return AudioInputs(Listener.load(Path(config.model.path), spec.encoder.audio), spec.encoder.start_ids)

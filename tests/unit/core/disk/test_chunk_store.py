@@ -1,0 +1,218 @@
+"""Files that keep what was written whole, up to a number of bytes, and never anything else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.disk import chunk_store
+from core.disk.chunk_names import chunk_names
+from core.disk.chunk_store import HEAD, ChunkStore, check_directory
+from core.errors import ConfigError
+from core.types.arrays import Ints
+
+SIZE = 1000
+FILE = HEAD.size + SIZE
+
+
+def as_ints(ids: list[int]) -> Ints:
+    return np.array(ids, np.int64)
+
+
+def data(place: int) -> list[memoryview]:
+    """The bytes of chunk `place`, in pieces."""
+    told = random.Random(place).randbytes(SIZE)
+    return [memoryview(told[:1]), memoryview(told[1:7]), memoryview(told[7:])]
+
+
+def name(place: int) -> str:
+    return f"{place:080x}"
+
+
+def found(store: ChunkStore, place: int) -> bytes | None:
+    room = bytearray(SIZE)
+    whole = store.read(name(place), [memoryview(room)[:500], memoryview(room)[500:]])
+    return bytes(room) if whole else None
+
+
+def kept(place: int) -> bytes:
+    return b"".join(data(place))
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path / "a" / "b", 10 * FILE)
+    assert found(store, 1) is None and store.failures == 0, "what is not there is no failure"
+    assert store.write(name(1), data(1)) and store.write(name(1), data(1))
+    assert name(1) in store and len(store) == 1 and store.used_bytes == FILE
+    assert found(store, 1) == kept(1)
+    assert stat.S_IMODE((tmp_path / "a" / "b" / name(1)).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
+def test_many_parts_are_more_than_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_store, "VECTORS", 2)
+    calls, write = list[int](), os.writev
+    monkeypatch.setattr(os, "writev", lambda to, parts: calls.append(len(parts)) or write(to, [parts[0][:300]]))
+    store = ChunkStore(tmp_path, 10 * FILE)
+    assert store.write(name(1), data(1)) and max(calls) == 2 and len(calls) > 4
+    assert found(store, 1) == kept(1), "the kernel may take a part of what it was given"
+
+
+def test_the_next_process_finds_all_in_the_order_of_their_use(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path, 3 * FILE)
+    for place in range(3):
+        store.write(name(place), data(place))
+        os.utime(tmp_path / name(place), (place, place))
+    assert found(store, 0) == kept(0)
+    (tmp_path / f"{name(7)}.partial").write_bytes(b"half")
+    store.close()
+    after = ChunkStore(tmp_path, 3 * FILE)
+    assert after.used_bytes == 3 * FILE and not (tmp_path / f"{name(7)}.partial").exists()
+    after.write(name(3), data(3))
+    assert [place for place in range(4) if found(after, place)] == [0, 2, 3] and after.evicted == 1
+
+
+def test_the_least_recently_used_give_way(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path, 3 * FILE + 10)
+    for place in range(3):
+        store.write(name(place), data(place))
+    found(store, 0)
+    store.write(name(3), data(3))
+    assert name(1) not in store and found(store, 0) == kept(0) and store.evicted == 1
+    assert store.used_bytes == 3 * FILE == sum(each.stat().st_size for each in tmp_path.iterdir())
+    assert not ChunkStore(tmp_path / "small", FILE - 1).write(name(1), data(1)), "larger than all"
+
+
+@pytest.mark.parametrize("place", [0, 8, 16, HEAD.size, FILE - 1])
+def test_a_byte_that_changed_is_no_chunk(tmp_path: Path, place: int) -> None:
+    store = ChunkStore(tmp_path, 10 * FILE)
+    store.write(name(1), data(1))
+    told = bytearray((tmp_path / name(1)).read_bytes())
+    told[place] ^= 1
+    (tmp_path / name(1)).write_bytes(told)
+    assert found(store, 1) is None and store.failures == 1
+    assert name(1) not in store and not (tmp_path / name(1)).exists() and store.used_bytes == 0
+
+
+@pytest.mark.parametrize("length", [0, 5, HEAD.size, FILE - 1])
+def test_a_file_that_ends_early_is_no_chunk(tmp_path: Path, length: int) -> None:
+    store = ChunkStore(tmp_path, 10 * FILE)
+    store.write(name(1), data(1))
+    os.truncate(tmp_path / name(1), length)
+    assert found(store, 1) is None and store.failures == 1 and name(1) not in store
+
+
+def test_a_chunk_of_another_size_is_none(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path, 10 * FILE)
+    store.write(name(1), data(1))
+    assert not store.read(name(1), [memoryview(bytearray(SIZE - 1))])
+    store.write(name(2), data(2))
+    assert not store.read(name(2), [memoryview(bytearray(SIZE + 1))])
+
+
+def test_a_disk_that_does_not_work_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, now = ChunkStore(tmp_path, 10 * FILE), [100.0]
+    store.write(name(0), data(0))
+    monkeypatch.setattr(chunk_store.time, "monotonic", lambda: now[0])
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(os, "writev", full)
+        assert not store.write(name(1), data(1)) and store.failures == 1
+        assert "prefixes are not written, and nothing is written for a minute: [Errno 28] No space" in caplog.text
+        assert not list(tmp_path.glob("*.partial")) and store.used_bytes == FILE
+    assert not store.write(name(1), data(1)) and store.failures == 1, "it rests"
+    assert found(store, 0) == kept(0), "and is read meanwhile"
+    now[0] += chunk_store.QUIET_SECONDS
+    assert store.write(name(1), data(1)) and found(store, 1) == kept(1)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_a_flush_takes_one_tenants_files_or_all(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path, 10 * FILE)
+    ids = as_ints([1, 2])
+    (ours,), (theirs,) = (chunk_names("s", "n", tenant, ids, 2) for tenant in ("a", "b"))
+    for each in (ours, theirs):
+        store.write(each, data(1))
+    assert store.flush("a") == 1 and ours not in store and theirs in store
+    assert store.flush() == 1 and not len(store) and [each.name for each in tmp_path.iterdir()] == ["lock"]
+
+
+def test_what_is_written_during_a_flush_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write = ChunkStore(tmp_path, 10 * FILE), os.writev
+
+    def flushed(to: int, parts: Any) -> int:
+        store.flush()
+        return write(to, parts)
+
+    monkeypatch.setattr(os, "writev", flushed)
+    assert not store.write(name(1), data(1)) and store.failures == 0
+    assert name(1) not in store and [each.name for each in tmp_path.iterdir()] == ["lock"]
+
+
+def test_directories_that_cannot_be_used(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path / "one", FILE)
+    for use in (check_directory, lambda folder: ChunkStore(folder, FILE)):
+        with pytest.raises(ConfigError, match=r"disk_cache .*/one: another server uses it$"):
+            use(tmp_path / "one")
+    store.close()
+    store.close()
+    check_directory(tmp_path / "one")
+    check_directory(tmp_path / "one")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"disk_cache .*/file: File exists"):
+        check_directory(tmp_path / "file")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigError, match="every user of the machine may write there"):
+        check_directory(tmp_path / "open")
+
+
+def test_threads_that_write_and_read_at_once_see_whole_chunks(tmp_path: Path, seed: int) -> None:
+    store, wrong = ChunkStore(tmp_path, 6 * FILE), list[int]()
+
+    def work(number: int) -> None:
+        rng = random.Random(seed + number)
+        for _ in range(200):
+            place = rng.randrange(12)
+            if rng.random() < 0.5:
+                store.write(name(place), data(place))
+            elif found(store, place) not in (None, kept(place)):
+                wrong.append(place)
+            if rng.random() < 0.02:
+                store.flush()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong and store.failures == 0
+    assert store.used_bytes == sum(each.stat().st_size for each in tmp_path.iterdir()) <= 6 * FILE
+    assert len(store) == len(list(tmp_path.iterdir())) - 1
+
+
+def test_names_are_of_all_before_and_of_nothing_behind() -> None:
+    def names(ids: list[int], stamp: str = "s", namespace: str = "n", tenant: str = "t") -> list[str]:
+        return chunk_names(stamp, namespace, tenant, as_ints(ids), 2)
+
+    first = names([1, 2, 3, 4])
+    assert len(first) == 2 and names([1, 2, 3, 4, 5]) == first and names([1, 2]) == first[:1]
+    assert names([9, 2, 3, 4])[1] != first[1] and names([1, 2, 3, 9])[0] == first[0]
+    others = [names([1, 2], stamp="x"), names([1, 2], namespace="x"), names([1, 2], tenant="x")]
+    # No border between two of them can be moved.
+    others += [names([1, 2], stamp="sn", namespace=""), names([1, 2], stamp="", namespace="sn")]
+    assert len({each for (each,) in others} | {first[0]}) == 6
+    assert names([], "s") == names([1], "s") == []
