@@ -86,10 +86,10 @@ class DiskPrefixes:
         chunk, end = self._prefixes.chunk, start + len(copies) * self._prefixes.chunk
         names = self._names(ids[:end], salt)[start // chunk :]
         wanted = [(name, copy) for name, copy in zip(names, copies, strict=False) if name not in self._store]
-        if not wanted:
-            return None
-        if self._writing + len(wanted) > max(1, self._prefixes.room // BACKLOG):
-            self.skipped += len(wanted) * chunk
+        # The first ones: without them nothing behind them is found.
+        free = max(0, max(1, self._prefixes.room // BACKLOG) - self._writing)
+        self.skipped += len(wanted[free:]) * chunk
+        if not (wanted := wanted[:free]):
             return None
         held = self._prefixes.find(ids[:end], end, salt)
         self._prefixes.lock(held)

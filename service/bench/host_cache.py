@@ -1,7 +1,7 @@
-"""`slipstream bench host-cache`: what copies in host memory save of prompts that the device has given up.
+"""`slipstream bench host-cache`: what copies in host memory and in files save of prompts that the device has given up.
 
 All ways are measured by turns in the same rounds, each in an engine of its own: prefixes that are computed again,
-prefixes that come back from host memory, and prefixes that never left the device, which is the bound.
+prefixes that come back from files or from host memory, and prefixes that never left the device, which is the bound.
 """
 
 from __future__ import annotations
@@ -38,8 +38,15 @@ PROMPTS: Final = 3
 TALKS, HELD, SAID, ANSWER = 64, 24, 384, 32
 """Conversations, how many of them the pool holds, tokens of what each begins with, and of each answer."""
 HOST_BYTES: Final = 4 << 30
-WAYS: Final = {"computed again": (False, 0), "from host memory": (False, HOST_BYTES), "kept on the device": (True, 0)}
-"""Way -> whether the pool holds everything, and bytes of host memory."""
+FEW_BYTES: Final = 64 << 20
+"""Of host memory that holds little, so that prefixes come from files."""
+WAYS: Final = {
+    "computed again": (False, 0, False),
+    "from files": (False, FEW_BYTES, True),
+    "from host memory": (False, HOST_BYTES, False),
+    "kept on the device": (True, 0, False),
+}
+"""Way -> whether the pool holds everything, bytes of host memory, and whether files are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class Times:
 @click.option("--threads", default=2, show_default=True, help="Of each engine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 def host_cache(family: str, dtype: str, rounds: int, threads: int, as_json: bool) -> None:
-    """Prefixes that come back from host memory beside prefixes that are computed again.
+    """Prefixes that come back from host memory or from files beside prefixes that are computed again.
 
     Seconds to the first token behind a prefix of 4,096 tokens that the device has given up, and seconds of the second
     turns of 64 conversations in a pool for 24.
@@ -88,20 +95,23 @@ def measure_host_cache(family: str, dtype: str, rounds: int, threads: int) -> Ti
 async def _measured(name: str, dtype: str, rounds: int, threads: int, work: Any, tokens: int) -> dict[str, float]:
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
-        for way, (everything, nbytes) in WAYS.items():
+        for way, (everything, nbytes, files) in WAYS.items():
             # An engine each time: none finds what an earlier round has left.
             async with AsyncExitStack() as stack:
-                engine = await _engine(name, dtype, threads, 4 * tokens if everything else tokens, nbytes)
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=name)) if files else None
+                engine = await _engine(name, dtype, threads, 4 * tokens if everything else tokens, nbytes, folder)
                 stack.push_async_callback(engine.stop)
                 seconds[way].append(await work(engine, random.Random(number)))
     return {way: median(each[1:]) for way, each in seconds.items()}
 
 
-async def _engine(name: str, dtype: str, threads: int, tokens: int, nbytes: int) -> AsyncEngine:
+async def _engine(
+    name: str, dtype: str, threads: int, tokens: int, nbytes: int, files: str | None = None
+) -> AsyncEngine:
     built = build_engine(
         EngineConfig(
             model=ModelConfig(name, dtype=dtype, native="wait"),
-            memory=MemoryConfig(16, TALKS, tokens, host_cache_bytes=nbytes),
+            memory=MemoryConfig(16, TALKS, tokens, host_cache_bytes=nbytes, disk_cache=files),
             scheduler=SchedulerConfig(),
             executor=ExecutorConfig(device="cpu", cpu_threads=threads),
         )

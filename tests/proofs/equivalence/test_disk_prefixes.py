@@ -14,6 +14,7 @@ from core.config import EngineConfig, LoraConfig
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.errors import ConfigError
+from core.memory.host_tier import BLOCK
 from core.types.io import GenerateRequest
 from core.types.stats import EngineStats
 from tests.proofs.equivalence.test_host_prefixes import CHUNK, TIGHT, rounds, same, small
@@ -65,7 +66,7 @@ async def test_what_host_memory_gives_up_comes_back(checkpoint_of: Callable[[str
     async with started(build_engine(config(directory, ROOMY, room=0, **KEPT))) as engine:
         expected, _ = await said(engine, asked)
     # Host memory for one prompt and its answer.
-    made = filed(directory, tmp_path / "files", room=6 * CHUNK * 512)
+    made = filed(directory, tmp_path / "files", room=8 * BLOCK)
     async with started(build_engine(made)) as engine:
         found, stats = await said(engine, asked)
     same(found, expected)
