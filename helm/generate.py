@@ -25,7 +25,7 @@ DECIDED_ELSEWHERE = frozenset(
     "host port metrics_host metrics_port health_port device model served_model_name drain_linger drain_grace "
     "auth_token_file admins tenants_file tls_cert tls_key tls_client_ca tls_client_names "
     "role transfer_host transfer_port transfer_advertise transfer_peers transfer_secret_file "
-    "nnodes node_rank master_addr master_port rank_secret_file join_timeout".split()
+    "nnodes node_rank master_addr master_port rank_secret_file join_timeout disk_cache disk_cache_bytes".split()
 )
 """Settings that other values of the chart decide; given in `settings` they would contradict them."""
 

@@ -78,9 +78,8 @@ class AsyncEngine:
             lambda: self.control.version,
             self._disagg.handed,
         )
-        self.control = EngineControl(
-            *(built.config.model, self, self._scheduler, executor, built.renewal, built.adapters, self._wakeup.set)
-        )
+        parts = built.config.model, self, self._scheduler, executor, built.renewal, built.adapters, self._wakeup.set
+        self.control = EngineControl(*parts)
         self._disagg.attach(self._wakeup.set_threadsafe, self._scheduler, lambda: self.control.version)
         self._disk.attach(self._wakeup.set_threadsafe, self._scheduler)
         self._refusal: SlipstreamError | None = None

@@ -117,8 +117,7 @@ def assemble(
     that share the model with this one. Raises StartupError when pools do not fit into memory, the attention that will
     serve gives other logits than PyTorch's or treats codes in another way, or what is asked for cannot be.
     """
-    config = with_host_memory(settled(config, streams.device))
-    config = dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(streams.device)))
+    config = _sized(with_host_memory(settled(config, streams.device)), streams.device)
     spec, method = model.spec, config.speculation.method if speculation is None else "ngram"
     way = way_of(streams.device) if speculation is None else speculation.way
     attention = _build_attention(config, streams.device)
@@ -148,7 +147,6 @@ def assemble(
         speculation = dataclasses.replace(speculation, depth=depth)
     renewal = Renewal(config, streams, pools, code, Loaded(model, speculation, head))
     disagg = Disagg(config, facts_of(config, spec, pools))
-    disk = build_disk_cache(config, spec, pools)
     return BuiltEngine(
         config=config,
         inputs=inputs,
@@ -160,10 +158,14 @@ def assemble(
         new_scheduler=partial(_build_scheduler, config, model.spec, streams, pools, lanes, speculation, disagg),
         renewal=renewal,
         disagg=disagg,
-        disk=disk,
+        disk=build_disk_cache(config, spec, pools),
         lanes=lanes,
         ranks=ranks,
     )
+
+
+def _sized(config: EngineConfig, device: torch.device) -> EngineConfig:
+    return dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(device)))
 
 
 def _prove(

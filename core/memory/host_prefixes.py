@@ -116,14 +116,18 @@ class HostPrefixes:
         them before anything else is asked.
         """
         held = self.find(ids, len(ids), salt)
-        wanted, taken = len(ids) // self.chunk - len(held.copies), list[HostCopy]()
+        taken = self._taken(held, len(ids) // self.chunk - len(held.copies))
+        self._add(ids, salt, held, taken)
+        return held.tokens, taken
+
+    def _taken(self, held: HeldPrefix, count: int) -> tuple[HostCopy, ...]:
+        taken = list[HostCopy]()
         # Its own beginning must not give way to its end.
         self.lock(held)
-        while len(taken) < wanted and (copy := self._tier.take(self.chunk)) is not None:
+        while len(taken) < count and (copy := self._tier.take(self.chunk)) is not None:
             taken.append(copy)
         self.unlock(held)
-        self._add(ids, salt, held, taken)
-        return held.tokens, tuple(taken)
+        return tuple(taken)
 
     def _add(self, ids: Ids, salt: str, held: HeldPrefix, taken: Sequence[HostCopy]) -> None:
         if taken:
@@ -137,12 +141,7 @@ class HostPrefixes:
 
         Nothing finds them until `publish`; `release` gives them back.
         """
-        held, taken = self.find(ids, len(ids), salt), list[HostCopy]()
-        self.lock(held)
-        while len(taken) < count and (copy := self._tier.take(self.chunk)) is not None:
-            taken.append(copy)
-        self.unlock(held)
-        return tuple(taken)
+        return self._taken(self.find(ids, len(ids), salt), count)
 
     def publish(self, ids: Ids, salt: str, start: int, copies: Sequence[HostCopy]) -> int:
         """`copies`, which were reserved, have the chunks of `ids` from token `start` on; returns how many count.

@@ -31,6 +31,22 @@
 {{- include "slipstream.accessChecks" . -}}
 {{- include "slipstream.scaleChecks" . -}}
 {{- include "slipstream.roleChecks" . -}}
+{{- include "slipstream.diskChecks" (dict "root" . "ranks" (mul $ranks $stages)) -}}
+{{- end -}}
+
+{{/* Takes a dict of root and ranks of one engine. */}}
+{{- define "slipstream.diskChecks" -}}
+{{- $v := .root.Values -}}
+{{- if and $v.diskCache.bytes (gt .ranks 1) -}}
+{{- fail "diskCache.bytes: files are not possible with several ranks yet" -}}
+{{- end -}}
+{{- if and $v.diskCache.existingClaim (not $v.diskCache.bytes) -}}
+{{- fail "diskCache.existingClaim: needs diskCache.bytes" -}}
+{{- end -}}
+{{- $alone := and (eq $v.autoscaling.type "none") (eq (int64 $v.replicas) 1) (has (toString $v.rollout.maxSurge) (list "0" "0%")) -}}
+{{- if and $v.diskCache.existingClaim (not $alone) -}}
+{{- fail "diskCache.existingClaim: is of one pod, and there may be several by replicas, autoscaling or rollout.maxSurge" -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Takes a dict of root, ranks of one engine, and engines. */}}

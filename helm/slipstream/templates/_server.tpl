@@ -30,6 +30,11 @@
 - {{ printf "--tls-client-names=%s" $v.tls.clientCa.names | quote }}
 {{- end }}
 {{- end }}
+{{- if $v.diskCache.bytes }}
+# Not the volume itself, which belongs to all users of a pod.
+- --disk-cache=/disk/prefixes
+- --disk-cache-bytes={{ int64 $v.diskCache.bytes }}
+{{- end }}
 {{- include "slipstream.roleArgs" . }}
 {{- include "slipstream.settings" . }}
 {{- end -}}
@@ -207,6 +212,10 @@ ports:
 
 {{- define "slipstream.mounts" -}}
 {{- include "slipstream.rankMounts" . }}
+{{- if .Values.diskCache.bytes }}
+- name: disk
+  mountPath: /disk
+{{- end }}
 {{- if .Values.auth.existingSecret }}
 - name: auth
   mountPath: /etc/slipstream/auth

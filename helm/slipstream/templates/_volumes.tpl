@@ -26,6 +26,19 @@
 
 {{/* Those of the pods that serve. */}}
 {{- define "slipstream.volumes" -}}
+{{- with .Values.diskCache }}
+{{- if .bytes }}
+- name: disk
+  {{- if .existingClaim }}
+  persistentVolumeClaim:
+    claimName: {{ .existingClaim | quote }}
+  {{- else }}
+  emptyDir:
+    # Files that are being written come on top.
+    sizeLimit: {{ add (int64 .bytes) (div (int64 .bytes) 10) | quote }}
+  {{- end }}
+{{- end }}
+{{- end }}
 {{- with .Values.auth.existingSecret }}
 - name: auth
   secret:

@@ -42,6 +42,8 @@ NODES: Values = {
     "ranks": {"existingSecret": "ranks"},
 }
 
+KEPT_FILES: Values = {"diskCache": {"bytes": 1 << 30, "existingClaim": "prefixes"}}
+
 EVERY_SETTING: Values = {
     "max_running_requests": 128,
     "max_total_tokens": 1073741824,
@@ -215,6 +217,8 @@ ACCEPTED: dict[str, Values] = {
             "commonLabels": {"a": "12"},
         },
     ),
+    "files": {"diskCache": {"bytes": 1 << 36}, "settings": {"host_cache_bytes": 1 << 33}, "replicas": 2},
+    "kept files": KEPT_FILES,
     "kept cache": {"cache": {"existingClaim": "compiled"}},
     "all at once": merged(
         CPU,
@@ -256,6 +260,11 @@ REFUSED: dict[str, tuple[Values, str]] = {
         merged(NODES, {"model": {"source": "claim", "claim": {"accessModes": ["ReadWriteOncePod"]}}}),
         "is for one pod",
     ),
+    "files of several ranks": (merged(NODES, KEPT_FILES), "files are not possible with several ranks"),
+    "a claim for no files": ({"diskCache": {"existingClaim": "prefixes"}}, "needs diskCache.bytes"),
+    "one claim for files of several pods": (merged(KEPT_FILES, {"replicas": 2}), "is of one pod"),
+    "few bytes for files": ({"diskCache": {"bytes": 5}}, "diskCache/bytes"),
+    "files in settings": ({"settings": {"disk_cache": "/x"}}, "disk_cache"),
     "ranks in settings": ({"settings": {"nnodes": 2}}, "nnodes"),
     "several devices": ({"gpu": {"count": 2}}, "settings.tensor_parallel is 1"),
     "engines without devices": ({"settings": {"data_parallel": 2}}, "settings.data_parallel 2"),

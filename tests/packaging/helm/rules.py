@@ -204,7 +204,7 @@ def mounts(rendered: Rendered) -> Iterator[str]:
         paths = [mount["mountPath"] for mount in mounted]
         if len(set(paths)) < len(paths):
             yield f"{container['name']}: mounts twice at one path"
-        named = re.findall(r"=(/(?:etc/slipstream|models)[^\s=]*)", "\n".join(container.get("args", ())))
+        named = re.findall(r"=(/(?:etc/slipstream|models|disk)[^\s=]*)", "\n".join(container.get("args", ())))
         yield from (
             f"{container['name']}: {path} is not mounted"
             for path in named

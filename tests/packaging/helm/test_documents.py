@@ -86,6 +86,7 @@ BASES = (
     "decode",
     "prefill by NIXL",
     "nodes",
+    "kept files",
 )
 OTHERS: dict[str, tuple[Any, ...]] = {
     "imagePullSecrets": ([{"name": "other"}],),
@@ -106,6 +107,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "service.type": ("NodePort",),
     "listenAddress": ("::",),
     "gpu.resource": ("amd.com/gpu",),
+    "diskCache.bytes": (1 << 31,),
     "settings": ({"page_size": 32},),
     "extraContainers": ([{"name": "other", "image": "x"}],),
     "model.claim.accessModes": (["ReadOnlyMany"],),

@@ -92,6 +92,8 @@ def test_devices_packages_and_weights_count(tmp_path: Path, monkeypatch: pytest.
     assert checked(here, here, ("cpu", "cuda")) == "device cuda at rank 2 over there, and cpu at rank 0"
     (tmp_path / "b" / "model.safetensors").write_bytes(b"12")
     assert checked(here, there).startswith("checkpoint ")
+    (tmp_path / "a" / "model.safetensors").write_bytes(b"123")
+    assert checked(here, there).startswith("checkpoint "), "of other sizes"
     monkeypatch.setattr(rank_settings, "version", lambda name: "another" if spoiled == [name] else "1")
     words = dict[int, str]()
     for name in ("slipstream", "torch", "transformers"):

@@ -114,6 +114,33 @@ def test_a_flush_is_of_a_tenant_or_of_all() -> None:
     assert len(world.tier.take_given_up()) == 6
 
 
+def test_what_is_reserved_is_found_once_it_is_filled() -> None:
+    world = World(5)
+    world.prefixes.extend(ids(1), "")
+    copies = world.prefixes.reserve(ids(1, 2, 3), "", 2)
+    assert len(copies) == 2 and world.prefixes.peek(ids(1, 2, 3), 12, "") == CHUNK
+    assert world.prefixes.publish(ids(1, 2, 3), "", CHUNK, copies[:1]) == 1
+    world.prefixes.release(copies[1:])
+    assert world.found(ids(1, 2, 3)).tokens == 2 * CHUNK and world.found(ids(1, 2, 3)).copies[1] is copies[0]
+    assert len(world.prefixes.reserve(ids(1, 2, 3), "", 9)) == 3, "as many as there is room for beside its beginning"
+
+
+def test_what_came_by_another_way_meanwhile_is_given_up() -> None:
+    world = World(8)
+    copies = world.prefixes.reserve(ids(1, 2, 3), "", 3)
+    _, others = world.prefixes.extend(ids(1, 2), "")
+    assert world.prefixes.publish(ids(1, 2, 3), "", 0, copies) == 1
+    assert world.found(ids(1, 2, 3)).copies == (*others, copies[2])
+
+
+def test_what_has_no_beginning_any_more_is_given_up() -> None:
+    world = World(8)
+    world.prefixes.extend(ids(1), "")
+    copies = world.prefixes.reserve(ids(1, 2), "", 1)
+    world.prefixes.flush()
+    assert world.prefixes.publish(ids(1, 2), "", CHUNK, copies) == 0 and world.found(ids(1, 2)).tokens == 0
+
+
 @pytest.mark.parametrize("chunks", [3, 7])
 def test_any_order_of_calls_keeps_every_block_once(chunks: int, seed: int) -> None:
     print(f"seed {seed}")
@@ -121,7 +148,14 @@ def test_any_order_of_calls_keeps_every_block_once(chunks: int, seed: int) -> No
     locked: list[HeldPrefix] = []
     for _ in range(300):
         prompt, salt = ids(*rng.integers(1, 4, rng.integers(1, 5)).tolist()), "ab"[int(rng.integers(2))]
-        match int(rng.integers(5)):
+        match int(rng.integers(6)):
+            case 5:
+                start = world.prefixes.peek(prompt, len(prompt), salt)
+                most = (len(prompt) - start) // CHUNK
+                copies = world.prefixes.reserve(prompt, salt, int(rng.integers(most + 1)))
+                if rng.integers(2):
+                    world.prefixes.extend(prompt, salt)
+                world.prefixes.publish(prompt, salt, start, copies)
             case 0 | 1:
                 start, copies = world.prefixes.extend(prompt, salt)
                 assert world.prefixes.peek(prompt, len(prompt), salt) == start + len(copies) * CHUNK
