@@ -62,11 +62,11 @@ class SuffixDrafter {
   void hear(const Int64s& rows, const Int64s& counts, const Int64s& tokens) {
     const int64_t* came = tokens.data();
     for (py::ssize_t i = 0; i < rows.size(); came += counts.data()[i++]) {
+      unheard_ += counts.data()[i];  // of all rows: when texts are noted decides what is found, here as in Python
       Follower* follower = find(rows.data()[i]);
       if (follower == nullptr) continue;
       if (follower->unheard.empty()) waiting_.push_back(rows.data()[i]);
       follower->unheard.insert(follower->unheard.end(), came, came + counts.data()[i]);
-      unheard_ += counts.data()[i];
     }
     if (unheard_ >= kMostUnheard) catch_up();
   }
