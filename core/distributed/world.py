@@ -7,9 +7,11 @@ between the collectives of one step and those of the next. One group carries bot
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from core.distributed.meeting import LEADER, PAUSE, Meeting
+from core.distributed.meeting import INTERFACE, LEADER, PAUSE, Meeting
 from core.distributed.pulse import Pulse
 from core.errors import StartupError
 
@@ -30,11 +32,20 @@ SILENCE: Final = timedelta(days=365)
 """Ranks that have no work wait for news without end; a rank that is gone is noticed by its closed connection."""
 
 
+def _set_interface(name: str | None) -> None:
+    """What the environment had before: processes that are started later have it too."""
+    if name is None:
+        os.environ.pop(INTERFACE, None)
+    else:
+        os.environ[INTERFACE] = name
+
+
 class World:
     """This process among `size` ranks. One thread at a time."""
 
-    def __init__(self, rank: int, size: int, store: TCPStore, meeting: Meeting) -> None:
-        """Of a process group that was joined: see `join`."""
+    def __init__(self, rank: int, size: int, store: TCPStore, meeting: Meeting, undo: ExitStack) -> None:
+        """Of a process group that was joined: see `join`. `undo`: what is closed when it is left."""
+        self._undo = undo
         self._store = store
         self._meeting = meeting
         self.rank = rank
@@ -55,25 +66,24 @@ class World:
         if dist.is_initialized():
             raise StartupError("a process can be a rank of one engine at a time")
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
-        here = meeting.listen_inside()
-        try:
-            store = meeting.store(rank, size)
-            store.set(f"address-{rank}", here)
-            store.set(str(rank), "here")
-            meeting.wait_for(range(size), store, check)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=SILENCE)
-        except (dist.DistError, TimeoutError, RuntimeError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise StartupError(
-                f"rank {rank} of {size} did not meet the others at {meeting.host}:{meeting.port} within "
-                f"{meeting.seconds:.0f} s: {reason}"
-            ) from error
-        try:
+        with ExitStack() as undo:
+            undo.callback(_set_interface, os.environ.get(INTERFACE))
+            here = meeting.listen_inside()
+            try:
+                store = meeting.store(rank, size)
+                store.set(f"address-{rank}", here)
+                store.set(str(rank), "here")
+                meeting.wait_for(range(size), store, check)
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=SILENCE)
+            except (dist.DistError, TimeoutError, RuntimeError, ValueError) as error:
+                reason = str(error).partition("\n")[0]
+                raise StartupError(
+                    f"rank {rank} of {size} did not meet the others at {meeting.host}:{meeting.port} within "
+                    f"{meeting.seconds:.0f} s: {reason}"
+                ) from error
+            undo.callback(dist.destroy_process_group)
             meeting.prove()
-        except BaseException:
-            dist.destroy_process_group()
-            raise
-        return cls(rank, size, store, meeting)
+            return cls(rank, size, store, meeting, undo.pop_all())
 
     def group(self, **settings: Any) -> Any:
         """Another group of all ranks, with connections of its own. All make it at the same time."""
@@ -175,5 +185,4 @@ class World:
         """End the group. Idempotent."""
         if self.pulse is not None:
             self.pulse.stop()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self._undo.close()

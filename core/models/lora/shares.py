@@ -50,11 +50,13 @@ def shares_of(model: torch.nn.Module) -> dict[str, Share]:
     plan = getattr(model, "_tp_plan", None) or {}
     found = {}
     for name, module in model.named_modules():
-        if type(module) is torch.nn.Linear and isinstance(module.weight, DTensor):
+        # Packed weights have other names.
+        weight = getattr(module, "weight", None)
+        if type(module) is torch.nn.Linear and isinstance(weight, DTensor):
             dim = STYLES.get(_style(name, plan))
-            if dim is not None and isinstance(placed := module.weight.placements[0], Shard):
+            if dim is not None and isinstance(placed := weight.placements[0], Shard):
                 assert placed.dim % 2 == dim, (name, placed)
-                found[name] = _share(module.weight, dim)
+                found[name] = _share(weight, dim)
     return found
 
 

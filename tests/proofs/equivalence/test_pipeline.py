@@ -162,8 +162,8 @@ async def test_models_that_cannot_be_cut_are_refused_by_name(checkpoint_of: Call
     [
         ("llama", 3, "pipeline_parallel 3 is not possible with 'llama': it has 2 layers"),
         ("qwen3_next", 2, "its ranks would have layers of different kinds"),
-        ("gemma4_text", 2, "model type 'gemma4_text' is not supported"),
-        ("falcon_h1", 2, "cannot be loaded as 'falcon_h1'"),
+        ("gemma4_text", 2, "model type 'gemma4_text' with pipeline_parallel 2 is not supported"),
+        ("falcon_h1", 2, "pipeline_parallel 2 is not possible with 'falcon_h1'"),
         ("modernbert", 2, "pipeline_parallel is not possible with 'modernbert' yet: it encodes"),
     ],
 )

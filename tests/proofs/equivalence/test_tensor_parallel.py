@@ -151,7 +151,7 @@ async def test_what_ranks_cannot_do_yet_is_refused_by_name(
             build_engine(each)
     async with started(build_engine(made)) as engine:
         for call in (engine.control.sleep(), engine.control.update_weights(WeightSource(path="x"), "2")):
-            with pytest.raises(Unsupported, match="neither exchanges weights nor sleeps"):
+            with pytest.raises(Unsupported, match="is neither exchanged nor put to sleep yet"):
                 await call
 
 

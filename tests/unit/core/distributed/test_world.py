@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from core.distributed.meeting import HOST, Meeting
+from core.distributed.meeting import HOST, INTERFACE, Meeting
 from core.distributed.world import FIRST, World
 from core.errors import StartupError
 
@@ -55,6 +56,20 @@ def test_a_rank_that_stays_away_is_told_of_in_one_line() -> None:
     said = r"^rank 0 of 3 did not meet the others at 127.0.0.1:\d+ within 1 s: no word of rank 1, 2$"
     with pytest.raises(StartupError, match=said):
         World.join(0, 3, Meeting(listener.getsockname()[1], listener, seconds=1.0), CPU)
+
+
+def test_the_environment_is_that_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine on another network, or a process that is started later, would listen where this one did."""
+    for before in ("mine0", None):
+        monkeypatch.setenv(INTERFACE, before) if before else monkeypatch.delenv(INTERFACE)
+        listener = socket.create_server((HOST, 0))
+        alone = World.join(0, 1, Meeting(listener.getsockname()[1], listener), CPU)
+        assert os.environ.get(INTERFACE) == "lo"
+        alone.leave()
+        assert os.environ.get(INTERFACE) == before
+        with pytest.raises(StartupError, match="did not meet"):
+            World.join(0, 2, Meeting(1, socket.create_server((HOST, 0)), seconds=0.01), CPU)
+        assert os.environ.get(INTERFACE) == before
 
 
 def test_nothing_is_waited_for_that_cannot_come() -> None:

@@ -63,7 +63,9 @@ def test_layers_are_found_by_what_the_rank_has_of_them(mesh: DeviceMesh) -> None
         "layers.0.up": (OUTPUTS, 3, 5),
         "layers.0.down": (INPUTS, 4, 7),
     }
-    assert shares_of(torch.nn.ModuleList([torch.nn.Linear(2, 2)])) == {}
+    packed = torch.nn.Linear(2, 2)
+    del packed.weight
+    assert shares_of(torch.nn.ModuleList([torch.nn.Linear(2, 2), packed])) == {}, "nor where weights are packed"
 
 
 def test_what_ranks_share_in_another_way_is_not_adapted(mesh: DeviceMesh) -> None:
