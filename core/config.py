@@ -74,8 +74,8 @@ class MemoryConfig:
     disk_cache: str | None = setting(
         None,
         "Memory",
-        "Directory in which prefixes are kept beyond host memory and beyond this process; unset: none are. For models"
-        " whose rows hold keys and values alone.",
+        "Directory in which prefixes are kept beyond host memory and beyond this process; unset: none are."
+        " Needs host memory (1 GiB unless host_cache_bytes is set).",
         metavar="DIR",
     )
     disk_cache_bytes: int = setting(64 << 30, "Memory", "Bytes that its files may take.", low=1 << 20)

@@ -26,6 +26,16 @@ def chunk_names(stamp: str, namespace: str, tenant: str, ids: Ints, chunk: int) 
     return found
 
 
+def ending_name(stamp: str, namespace: str, tenant: str, before: str, tail: Ints) -> str:
+    """Of what rows hold beside keys, behind the tokens `tail`, int64[n], which follow the chunk with the name `before`.
+
+    `before`: empty where no whole chunk comes before.
+    """
+    told = hashlib.sha256(f"{len(stamp)} {stamp}{namespace}\0{before}\0".encode(errors="surrogatepass"))
+    told.update(np.ascontiguousarray(tail, np.int64).data)
+    return tenant_digits(tenant) + told.hexdigest()
+
+
 def tenant_digits(tenant: str) -> str:
     """With which all names of chunks of `tenant` begin."""
     return hashlib.sha256(tenant.encode(errors="surrogatepass")).hexdigest()[:TENANT]

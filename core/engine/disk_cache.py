@@ -16,6 +16,7 @@ from core.config import EngineConfig, MemoryConfig
 from core.disk.chunk_store import ChunkStore, check_directory
 from core.engine.build_pools import Pools
 from core.engine.disagg import LEAST_HOST_BYTES, facts_of
+from core.memory.usable_prefix import usable_prefix
 from core.models.base import ModelSpec
 from core.scheduler.disk_prefixes import DiskPrefixes, Fetch, Lasting
 from core.scheduler.scheduler import Scheduler
@@ -73,7 +74,7 @@ class DiskCache:
         if scheduler.host_cache is not None:
             self._disk = scheduler.host_cache.write_to(self._store, self._lasting, wake)
         if self._disk is None:
-            log.warning("disk_cache is unused: no prefixes of keys and values alone are in host memory")
+            log.warning("disk_cache is unused: no prefixes of this model are in host memory")
 
     @property
     def is_used(self) -> bool:
@@ -107,9 +108,11 @@ class DiskCache:
         # The pools may be lent, or about to be.
         if scheduler is None or scheduler.held or not req.reuses_prefix:
             return None
-        limit = req.usable(len(req.prompt) - 1)
-        cached = scheduler.memory.cache.peek(req.prompt, limit, req.salt)
-        return disk.begin(req.prompt, req.salt, limit, cached)
+        memory, limit = scheduler.memory, req.usable(len(req.prompt) - 1)
+        if disk.has_endings:
+            found = usable_prefix(memory.cache, memory.companions, req.prompt, limit, req.salt, req.usable)
+            return disk.begin_ending(req.prompt, req.salt, req.usable, len(found[0].pages) * memory.page_size)
+        return disk.begin(req.prompt, req.salt, limit, memory.cache.peek(req.prompt, limit, req.salt))
 
     async def _read(self, disk: DiskPrefixes, fetch: Fetch) -> None:
         loop, ready = asyncio.get_running_loop(), asyncio.Event()

@@ -8,12 +8,12 @@ nothing waits for a copy when pages are evicted (HiCache's write-through).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from core.invariants import check
-from core.memory.host_endings import HostEnding, HostEndings, tail_of
+from core.memory.host_endings import HostEnding, HostEndings, Place, tail_of
 from core.memory.host_moves import HostCopy
 from core.memory.host_tier import HostTier
 from core.memory.usable_prefix import Usable
@@ -170,24 +170,48 @@ class HostPrefixes:
         Returns (tokens before the copy, the copy), which is found from now on, as `extend` does. None where it is held
         already, where chunks before it are not, or where there is no room.
         """
+        held = self.hold_ending(ids, salt)
+        if held is None or held.ending is not None:
+            if held is not None and held.ending is not None:
+                self._endings.used(held.ending)
+            return None
+        # Its own beginning must not give way to it.
+        self.lock(held)
+        copy = self._tier.take(len(ids) - held.tokens, beside)
+        self.unlock(held)
+        if copy is None:
+            return None
+        self._add_ending(ids, salt, held, copy)
+        return held.tokens, copy
+
+    def hold_ending(self, ids: Ids, salt: str) -> HeldPrefix | None:
+        """What is here of an ending behind `ids`, int64[n], n at least 1: the chunks before it, and it, if it is.
+
+        None where chunks before it are not.
+        """
         begin = (len(ids) - 1) // self.chunk * self.chunk
-        held, tail = self.find(ids, begin, salt), tail_of(ids, begin)
-        if held.tokens < begin:
-            return None
-        place = (salt, _page(held.copies[-1]) if held.copies else 0)
-        if (known := self._endings.at(place, tail)) is not None:
-            self._endings.used(known)
-            return None
+        held = self.find(ids, begin, salt)
+        known = self._endings.at(_place(held, salt), tail_of(ids, begin)) if held.tokens == begin else None
+        return replace(held, ending=known) if held.tokens == begin else None
+
+    def _add_ending(self, ids: Ids, salt: str, held: HeldPrefix, copy: HostCopy) -> None:
         node = held.node if held.copies else None
         if node is not None:
             self._index.lock(node)
-        copy = self._tier.take(len(ids) - begin, beside)
-        if copy is None:
-            if node is not None:
-                self._index.unlock(node)
-            return None
-        self._endings.add(HostEnding(copy, place, tail, node))
-        return begin, copy
+        self._endings.add(HostEnding(copy, _place(held, salt), tail_of(ids, held.tokens), node))
+
+    def reserve_ending(self, tokens: int, beside: tuple[int, ...]) -> HostCopy | None:
+        """Room for an ending of `tokens` tokens and so many slots of each pool, which nothing finds; None without."""
+        return self._tier.take(tokens, beside)
+
+    def publish_ending(self, ids: Ids, salt: str, copy: HostCopy) -> int:
+        """`copy`, which was reserved, has the ending behind `ids`; returns how many tokens count, as `publish` does."""
+        held = self.hold_ending(ids, salt)
+        if held is None or held.ending is not None:
+            self._tier.free(copy)
+            return 0
+        self._add_ending(ids, salt, held, copy)
+        return copy.tokens
 
     def flush(self, tenant: str | None = None) -> int:
         """Give up every copy that is not locked, of `tenant` only if given; returns their tokens."""
@@ -226,6 +250,11 @@ class HostPrefixes:
         for page in pages.tolist():
             self._tier.free(self._copies.pop(page))
         return len(pages) * self.chunk
+
+
+def _place(held: HeldPrefix, salt: str) -> Place:
+    """Where an ending behind the chunks of `held` is kept."""
+    return salt, _page(held.copies[-1]) if held.copies else 0
 
 
 def _page(copy: HostCopy) -> int:

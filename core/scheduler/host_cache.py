@@ -58,10 +58,10 @@ class HostCache:
         """None where no prefixes are kept."""
         self.disk: DiskPrefixes | None = None
         """None where no files are kept."""
-        others = portable(memory, host.tier)
-        self._chunks = None if others else host.prefixes
+        self._host, self._others = host, portable(memory, host.tier)
+        self._page_size = memory.page_size
         if host.prefixes is not None:
-            self.prefixes = PrefixCopies(host.prefixes, memory, self.outgoing, others)
+            self.prefixes = PrefixCopies(host.prefixes, memory, self.outgoing, self._others)
 
         self.handing = None
         """None where no other engine decodes what is computed here."""
@@ -78,10 +78,11 @@ class HostCache:
         return self.disk is not None and not self.disk.is_idle
 
     def write_to(self, store: ChunkStore, lasting: Lasting, wake: Callable[[], None]) -> DiskPrefixes | None:
-        """Keep prefixes in `store` too; None, and nothing is kept there, where host memory keeps chunks of none."""
-        if self.prefixes is None or self._chunks is None:
+        """Keep prefixes in `store` too; None, and nothing is kept there, where host memory keeps none."""
+        if self.prefixes is None or self._host.prefixes is None:
             return None
-        self.disk = self.prefixes.disk = DiskPrefixes(store, self._chunks, self.outgoing, lasting, wake)
+        pools = self._others, self._page_size
+        self.disk = self.prefixes.disk = DiskPrefixes(store, self._host.prefixes, self.outgoing, lasting, wake, pools)
         return self.disk
 
     def settle(self) -> bool:

@@ -43,7 +43,7 @@ class PrefixCopies:
         self._waiting: dict[int, _Waiting] = {}
         """By row: what the next batch must carry."""
         self.disk: DiskPrefixes | None = None
-        """What goes on to files; not where rows hold more than keys."""
+        """What goes on to files, if anything does."""
         self.fetched = self.kept = 0
         """Tokens that came back so far; tokens that were copied out."""
 
@@ -77,7 +77,8 @@ class PrefixCopies:
             beside = ends[count]
             if made := self._prefixes.end(ids[: count * size], salt, tuple(map(len, beside))):
                 start, copy = made
-                self._outgoing.begin((copy,), row, start, beside=beside)
+                then = None if self.disk is None else self.disk.keep_ending(ids[: count * size], salt, copy)
+                self._outgoing.begin((copy,), row, start, then, beside)
                 self.kept += copy.tokens
 
     def _copy_chunks(self, row: int, ids: Ints, salt: str) -> None:

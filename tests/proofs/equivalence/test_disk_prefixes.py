@@ -45,7 +45,12 @@ async def written(made: EngineConfig, asked: list[GenerateRequest]) -> list[Answ
     return found
 
 
-@pytest.mark.parametrize("kind", ["llama", pytest.param("deepseek_v3", marks=pytest.mark.nightly)])
+NIGHTLY = ("deepseek_v3", "falcon_h1", "mamba2", "lfm2", "gemma2")
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "gemma3_text", "qwen3_next", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in NIGHTLY)]
+)
 async def test_a_process_goes_on_from_what_another_has_computed(
     checkpoint_of: Callable[[str], Path], tmp_path: Path, kind: str
 ) -> None:

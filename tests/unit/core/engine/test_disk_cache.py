@@ -157,10 +157,10 @@ def test_host_memory_comes_with_files(tmp_path: Path) -> None:
     assert with_disk(MemoryConfig(disk_cache=str(tmp_path), host_cache_bytes=5)).host_cache_bytes == 5
 
 
-async def test_a_model_whose_rows_hold_more_says_that_files_are_unused(
+async def test_an_engine_without_prefixes_says_that_files_are_unused(
     checkpoint_of: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with started(build_engine(filed(checkpoint_of("gemma3_text"), tmp_path / "files"))) as engine:
+    async with started(build_engine(filed(checkpoint_of("llama"), tmp_path / "files", prefix_cache="none"))) as engine:
         sampling = SamplingParams(max_tokens=2)
         await said(engine, [GenerateRequest(token_ids=tuple(range(5, 40)), sampling=sampling)])
         assert "disk_cache is unused" in caplog.text and engine.stats.disk_cache_bytes == 0
