@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from core.disk import chunk_store
-from core.disk.chunk_names import chunk_names
+from core.disk.chunk_names import chunk_names, ending_name
 from core.disk.chunk_store import HEAD, ChunkStore, check_directory
 from core.errors import ConfigError
 from core.types.arrays import Ints
@@ -216,3 +216,5 @@ def test_names_are_of_all_before_and_of_nothing_behind() -> None:
     others += [names([1, 2], stamp="sn", namespace=""), names([1, 2], stamp="", namespace="sn")]
     assert len({each for (each,) in others} | {first[0]}) == 6
     assert names([], "s") == names([1], "s") == []
+    ends = [ending_name("s", "n", "t", before, as_ints(tail)) for before, tail in (("", [1]), ("a", [1]), ("a", [2]))]
+    assert len({*ends, *first, ending_name("s", "n", "x", "a", as_ints([1]))}) == 6

@@ -133,6 +133,26 @@ def test_what_came_by_another_way_meanwhile_is_given_up() -> None:
     assert world.found(ids(1, 2, 3)).copies == (*others, copies[2])
 
 
+def test_an_ending_that_was_reserved_is_found_once_it_is_filled() -> None:
+    tier = HostTier(8 * EACH * BLOCK, 8, BLOCK, {"states": 16})
+    prefixes, prompt = HostPrefixes(tier, CHUNK), ids(1, rest=2)
+    copy = prefixes.reserve_ending(2, (1,))
+    assert copy is not None and (copy.tokens, copy.beside) == (2, (1,))
+    assert prefixes.publish_ending(prompt, "", copy) == 0, "its chunk is not here"
+    assert tier.used_bytes == 0
+    prefixes.extend(prompt, "")
+    first, second = prefixes.reserve_ending(2, (1,)), prefixes.reserve_ending(2, (1,))
+    assert first is not None and second is not None
+    assert prefixes.find_ending(np.append(prompt, 1), int, "") is None
+    assert prefixes.publish_ending(prompt, "", first) == 2 and prefixes.publish_ending(prompt, "", second) == 0
+    found = prefixes.find_ending(np.append(prompt, 1), int, "")
+    assert found is not None and found.ending is not None and found.ending.copy is first and found.tokens == len(prompt)
+    held = prefixes.hold_ending(prompt, "")
+    assert held is not None and held.ending is found.ending and prefixes.hold_ending(ids(2, rest=1), "") is None
+    prefixes.check_integrity()
+    tier.check_integrity()
+
+
 def test_what_has_no_beginning_any_more_is_given_up() -> None:
     world = World(8)
     world.prefixes.extend(ids(1), "")
