@@ -11,9 +11,9 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -38,15 +38,14 @@ PROMPTS: Final = 3
 TALKS, HELD, SAID, ANSWER = 64, 24, 384, 32
 """Conversations, how many of them the pool holds, tokens of what each begins with, and of each answer."""
 HOST_BYTES: Final = 4 << 30
-FEW_BYTES: Final = 64 << 20
-"""Of host memory that holds little, so that prefixes come from files."""
 WAYS: Final = {
     "computed again": (False, 0, False),
-    "from files": (False, FEW_BYTES, True),
+    "from files": (False, HOST_BYTES, True),
     "from host memory": (False, HOST_BYTES, False),
     "kept on the device": (True, 0, False),
 }
-"""Way -> whether the pool holds everything, bytes of host memory, and whether files are kept."""
+"""Way -> whether the pool holds everything, bytes of host memory, and whether files are kept, which are read by another
+engine: the one that has written them has all of it in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +96,38 @@ async def _measured(name: str, dtype: str, rounds: int, threads: int, work: Any,
     for number in range(rounds + 1):
         for way, (everything, nbytes, files) in WAYS.items():
             # An engine each time: none finds what an earlier round has left.
-            async with AsyncExitStack() as stack:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=name)) if files else None
-                engine = await _engine(name, dtype, threads, 4 * tokens if everything else tokens, nbytes, folder)
-                stack.push_async_callback(engine.stop)
-                seconds[way].append(await work(engine, random.Random(number)))
+            with tempfile.TemporaryDirectory(dir=name) as folder:
+                room, kept = 4 * tokens if everything else tokens, folder if files else None
+                engines = _Engines(partial(_engine, name, dtype, threads, room, nbytes, kept), renews=files)
+                async with engines:
+                    seconds[way].append(await work(engines, random.Random(number)))
     return {way: median(each[1:]) for way, each in seconds.items()}
+
+
+class _Engines:
+    """The engine of one measurement, and if it `renews` another one for the second turn."""
+
+    def __init__(self, build: Callable[[], Awaitable[AsyncEngine]], *, renews: bool) -> None:
+        self._build, self._renews = build, renews
+        self._now: AsyncEngine | None = None
+
+    async def turn(self) -> AsyncEngine:
+        """The engine for the next turn."""
+        if self._now is not None and self._renews:
+            # What was copied last is still being written.
+            while (now := self._now.stats).disk_kept_tokens + now.disk_skipped_tokens < now.host_kept_tokens:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await self.__aexit__()
+        self._now = self._now or await self._build()
+        return self._now
+
+    async def __aenter__(self) -> _Engines:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._now is not None:
+            await self._now.stop()
+            self._now = None
 
 
 async def _engine(
@@ -121,11 +146,12 @@ async def _engine(
     return engine
 
 
-async def _first_tokens(engine: AsyncEngine, pick: random.Random) -> float:
+async def _first_tokens(engines: _Engines, pick: random.Random) -> float:
     """Median seconds to a first token of prefixes that are asked by turns, each for the second time."""
     prefixes = [_ids(pick, PREFIX) for _ in range(PROMPTS)]
     found = []
     for turn in range(2):
+        engine = await engines.turn()
         for prefix in prefixes:
             seconds, _ = await _ask(engine, prefix + _ids(pick, REST), 2)
             if turn:
@@ -133,11 +159,13 @@ async def _first_tokens(engine: AsyncEngine, pick: random.Random) -> float:
     return median(found)
 
 
-async def _second_turns(engine: AsyncEngine, pick: random.Random) -> float:
+async def _second_turns(engines: _Engines, pick: random.Random) -> float:
     """Seconds in which all conversations, at once, get their second answer."""
     said = [_ids(pick, SAID) for _ in range(TALKS)]
+    engine = await engines.turn()
     answers = await asyncio.gather(*(_ask(engine, each, ANSWER) for each in said))
     asked = [(*first, *answer, *_ids(pick, REST)) for first, (_, answer) in zip(said, answers, strict=True)]
+    engine = await engines.turn()
     began = time.perf_counter()
     await asyncio.gather(*(_ask(engine, each, ANSWER) for each in asked))
     return time.perf_counter() - began

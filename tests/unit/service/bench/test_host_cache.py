@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from click.testing import CliRunner
@@ -28,7 +30,7 @@ class Asked:
 async def test_each_way_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """First tokens of prefixes that were asked for once before, with others between; second turns behind answers."""
     asked = Asked(monkeypatch)
-    nothing: Any = None
+    nothing: Any = SimpleNamespace(turn=AsyncMock())
     assert await host_cache._first_tokens(nothing, random.Random(1)) == 5.0, "the median of 4, 5 and 6"
     prefixes = [prompt[: host_cache.PREFIX] for prompt in asked.prompts]
     assert prefixes[:3] == prefixes[3:] and len(set(prefixes)) == 3 and len(set(asked.prompts)) == 6
@@ -44,13 +46,13 @@ def test_all_ways_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"PREFIX": 300, "CONTEXT": 512, "TALKS": 3, "HELD": 2, "SAID": 40, "ANSWER": 4, "HOST_BYTES": 1 << 24}
     for name, value in small.items():
         monkeypatch.setattr(host_cache, name, value)
-    monkeypatch.setattr(host_cache, "WAYS", {"computed again": (False, 0), "from host memory": (False, 1 << 24)})
+    monkeypatch.setattr(host_cache, "WAYS", {"computed again": (False, 0, False), "from files": (False, 1 << 24, True)})
     shape = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     monkeypatch.setattr(host_cache, "FAMILY_SHAPES", {"llama": shape | heads})
     answer = CliRunner().invoke(bench, ["host-cache", "--rounds", "1", "--threads", "1", "--json"])
     assert answer.exit_code == 0, answer.output
     found = json.loads(answer.output.splitlines()[-1])
-    assert set(found["ttft"]) == set(found["turns"]) == {"computed again", "from host memory"}
+    assert set(found["ttft"]) == set(found["turns"]) == {"computed again", "from files"}
     assert all(seconds > 0 for each in found.values() for seconds in each.values())
     assert "first token behind 300 tokens that were given up" in answer.output
