@@ -40,7 +40,7 @@ def drafting(made: EngineConfig) -> EngineConfig:
 
 def asked(seed: int = 5) -> list[GenerateRequest]:
     """The sampling matrix, and prompts that repeat themselves, which outputs do as well: drafts are right there."""
-    rng, found = random.Random(seed), requests(seed)
+    rng, found = random.Random(seed), requests(seed)[::2]
     for place in range(6):
         part = [rng.randrange(3, 90) for _ in range(4)]
         rule = Constraint(ConstraintKind.REGEX, "(ab){40}") if place % 3 == 2 else None

@@ -56,7 +56,7 @@ async def compared(
 
 async def test_some_of_the_sampling_matrix(checkpoint_of: Callable[[str], Path]) -> None:
     """What runs in every run of CI."""
-    await compared(checkpoint_of("llama"), overlap=True, each=3)
+    await compared(checkpoint_of("llama"), overlap=True, each=5)
 
 
 @pytest.mark.nightly
