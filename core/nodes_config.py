@@ -42,6 +42,8 @@ class NodesConfig:
     """Number of the device of the first rank here: torchrun starts each rank as a process of its own."""
     hosted: bool = False
     """Whether another process, torchrun's agent, has the store at `master_port`."""
+    attempt: int = 0
+    """How often that process has started these ranks before, which left words in its store."""
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -17,7 +17,7 @@ def chunk_names(stamp: str, namespace: str, tenant: str, ids: Ints, chunk: int) 
 
     `stamp`: of the model. `namespace`: the name of what may share prefixes, the same in every process.
     """
-    told = hashlib.sha256(f"{len(stamp)} {stamp}{namespace}\0".encode(errors="surrogatepass"))
+    told = hashlib.sha256(f"{len(stamp)} {len(namespace)} {stamp}{namespace}".encode(errors="surrogatepass"))
     whole, prefix = np.ascontiguousarray(ids, np.int64), tenant_digits(tenant)
     found = []
     for end in range(chunk, len(whole) + 1, chunk):
@@ -31,7 +31,7 @@ def ending_name(stamp: str, namespace: str, tenant: str, before: str, tail: Ints
 
     `before`: empty where no whole chunk comes before.
     """
-    told = hashlib.sha256(f"{len(stamp)} {stamp}{namespace}\0{before}\0".encode(errors="surrogatepass"))
+    told = hashlib.sha256(f"{len(stamp)} {len(namespace)} {stamp}{namespace}{before}\0".encode(errors="surrogatepass"))
     told.update(np.ascontiguousarray(tail, np.int64).data)
     return tenant_digits(tenant) + told.hexdigest()
 

@@ -12,13 +12,14 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import stat
 import struct
 import threading
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,10 +35,13 @@ HEAD: Final = struct.Struct("<8sQI4x")
 """Magic, bytes that follow, their CRC-32."""
 PARTIAL: Final = ".partial"
 LOCK: Final = "lock"
+LENGTH: Final = 80
+NAME: Final = re.compile(r"[0-9a-f]{80}")
+"""Of a chunk (`chunk_names`). Other files of the directory are not ours."""
 VECTORS: Final = 512
 """Parts of one call; Linux takes 1,024."""
 QUIET_SECONDS: Final = 60.0
-"""Between two lines of the log about a disk that does not work; writing rests as long."""
+"""Between two lines of the log about a disk that does not work; after a write that failed none is tried as long."""
 
 
 class ChunkStore:
@@ -45,7 +49,6 @@ class ChunkStore:
 
     def __init__(self, directory: Path, nbytes: int) -> None:
         """Finds what an earlier process has left. Raises ConfigError for a directory that cannot be used."""
-        self._directory = directory
         self._nbytes = nbytes
         self._mutex = threading.Lock()
         self._sizes: OrderedDict[str, int] = OrderedDict()
@@ -53,9 +56,9 @@ class ChunkStore:
         self.used_bytes = 0
         self.evicted = self.failures = 0
         """Chunks that gave way to others; chunks that could not be read or written."""
-        self._flushes = 0
-        self._rests_until = 0.0
-        self._lock = _locked(directory)
+        self._rests_until = self._quiet_until = 0.0
+        # By which all files are named: one that is put in the place of the directory later is another server's.
+        self._folder, self._lock = _locked(directory)
         try:
             self._scan()
         except OSError as error:
@@ -68,35 +71,32 @@ class ChunkStore:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def write(self, name: str, parts: Parts) -> bool:
+    def write(self, name: str, parts: Parts, still: Callable[[], bool] = lambda: True) -> bool:
         """Keep `parts` under `name`, a name of hexadecimal digits; whether they are. Blocks, and raises nothing.
 
-        What cannot be kept is not: a cache. A disk that does not work is left alone for QUIET_SECONDS.
+        `still`: whether they are to be kept, asked at the end; what makes it false comes before `flush`. What cannot be
+        kept is not: a cache. A disk that does not work is left alone for QUIET_SECONDS.
         """
         size = HEAD.size + sum(part.nbytes for part in parts)
         with self._mutex:
-            flushes = self._flushes
             if name in self._sizes or size > self._nbytes or time.monotonic() < self._rests_until:
                 return name in self._sizes
             self._make_room(size)
-        path = self._directory / name
+        # Of this thread: another one may write the same.
+        partial = f"{name}.{threading.get_native_id()}{PARTIAL}"
         try:
-            self._write_whole(path.with_suffix(PARTIAL), parts, size)
+            self._write_whole(partial, parts, size)
             with self._mutex:
-                if flushes != self._flushes:
-                    raise FileNotFoundError("given up meanwhile")
-                os.replace(path.with_suffix(PARTIAL), path)
-                self.used_bytes += size - self._sizes.pop(name, 0)
-                self._sizes[name] = size
-                self._make_room(0)
-            return True
-        except FileNotFoundError:
-            with contextlib.suppress(OSError):
-                path.with_suffix(PARTIAL).unlink()
+                if still():
+                    os.replace(partial, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+                    self.used_bytes += size - self._sizes.pop(name, 0)
+                    self._sizes[name] = size
+                    self._make_room(0)
+                    return True
         except OSError as error:
-            with contextlib.suppress(OSError):
-                path.with_suffix(PARTIAL).unlink()
-            self._failed("written", error)
+            self._rests_until = time.monotonic() + QUIET_SECONDS
+            self._failed("nothing is written for a minute", error)
+        self._unlink(partial)
         return False
 
     def read(self, name: str, parts: Parts) -> bool:
@@ -104,31 +104,36 @@ class ChunkStore:
 
         What is not whole is given up, and `parts` may hold anything.
         """
-        path = self._directory / name
         try:
-            with open(path, "rb", buffering=0) as file:
-                magic, size, checksum = HEAD.unpack(file.read(HEAD.size))
-                whole = magic == MAGIC and size == sum(part.nbytes for part in parts)
-                if whole and _filled(file.fileno(), parts) and _checksum(parts) == checksum:
-                    with self._mutex:
-                        if name in self._sizes:
-                            self._sizes.move_to_end(name)
-                    # By which the next process knows what was used.
-                    os.utime(path)
-                    return True
-            self._failed("read", OSError(f"{path} is not whole"))
+            # Whatever was put there since: no pipe is waited for, and no link followed.
+            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         except FileNotFoundError:
-            pass  # it gave way
-        except (OSError, struct.error) as error:
-            self._failed("read", error)
+            self._drop(name)  # it gave way
+            return False
+        except OSError as error:
+            self._failed("a file cannot be read, and is deleted", error)
+            self._drop(name)
+            return False
+        try:
+            if _is_whole(descriptor, parts):
+                with self._mutex:
+                    if name in self._sizes:
+                        self._sizes.move_to_end(name)
+                # By which the next process knows what was used.
+                os.utime(descriptor)
+                return True
+            self._failed("a file is not whole, and is deleted", OSError(name))
+        except OSError as error:
+            self._failed("a file cannot be read, and is deleted", error)
+        finally:
+            os.close(descriptor)
         self._drop(name)
         return False
 
     def flush(self, tenant: str | None = None) -> int:
-        """Delete every chunk, of `tenant` only if given, also what is being written; returns how many."""
+        """Delete every chunk, of `tenant` only if given; returns how many. See `write` for what is being written."""
         begin = "" if tenant is None else tenant_digits(tenant)
         with self._mutex:
-            self._flushes += 1
             names = [name for name in self._sizes if name.startswith(begin)]
         for name in names:
             self._drop(name)
@@ -136,18 +141,23 @@ class ChunkStore:
 
     def close(self) -> None:
         """Leave the directory to the next process. Idempotent; after the last call of any other method."""
-        os.close(self._lock)
-        self._lock = os.open(os.devnull, os.O_RDONLY)
+        for descriptor in (self._lock, self._folder):
+            os.close(descriptor)
+        self._lock, self._folder = (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(2))
 
     def _scan(self) -> None:
         found = list[tuple[float, str, int]]()
-        with os.scandir(self._directory) as entries:
+        with os.scandir(self._folder) as entries:
             for entry in entries:
-                if entry.name.endswith(PARTIAL):
-                    os.unlink(entry.path)
-                elif entry.name != LOCK and entry.is_file(follow_symlinks=False):
-                    told = entry.stat(follow_symlinks=False)
-                    found.append((told.st_mtime, entry.name, told.st_size))
+                name, rest = entry.name[:LENGTH], entry.name[LENGTH:]
+                ours = NAME.fullmatch(name) and (not rest or rest.endswith(PARTIAL))
+                if not ours or not entry.is_file(follow_symlinks=False):
+                    continue
+                told = entry.stat(follow_symlinks=False)
+                if name != entry.name or told.st_size > self._nbytes:
+                    self._unlink(entry.name)
+                else:
+                    found.append((told.st_mtime, name, told.st_size))
         for _, name, size in sorted(found):
             self._sizes[name] = size
             self.used_bytes += size
@@ -159,53 +169,71 @@ class ChunkStore:
             name, held = self._sizes.popitem(last=False)
             self.used_bytes -= held
             self.evicted += 1
-            with contextlib.suppress(OSError):
-                os.unlink(self._directory / name)
+            self._unlink(name)
 
-    def _write_whole(self, path: Path, parts: Parts, size: int) -> None:
+    def _write_whole(self, name: str, parts: Parts, size: int) -> None:
         head = HEAD.pack(MAGIC, size - HEAD.size, _checksum(parts))
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=self._folder)
         try:
             _written(descriptor, [memoryview(head), *parts])
         finally:
             os.close(descriptor)
 
+    def _unlink(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self._folder)
+
     def _drop(self, name: str) -> None:
         with self._mutex:
             self.used_bytes -= self._sizes.pop(name, 0)
-        with contextlib.suppress(OSError):
-            os.unlink(self._directory / name)
+        self._unlink(name)
 
-    def _failed(self, what: str, error: OSError | struct.error) -> None:
+    def _failed(self, what: str, error: OSError) -> None:
         now = time.monotonic()
         with self._mutex:
             self.failures += 1
-            if now < self._rests_until:
+            if now < self._quiet_until:
                 return
-            self._rests_until = now + QUIET_SECONDS
-        log.warning("disk_cache: prefixes are not %s, and nothing is written for a minute: %s", what, error)
+            self._quiet_until = now + QUIET_SECONDS
+        log.warning("disk_cache: %s: %s", what, error)
 
 
 def check_directory(directory: Path) -> None:
     """Raises ConfigError for a directory that a store cannot use now."""
-    os.close(_locked(directory))
+    for descriptor in _locked(directory):
+        os.close(descriptor)
 
 
-def _locked(directory: Path) -> int:
-    """The descriptor of the lock of `directory`, which is made if need be. Raises ConfigError."""
+def _locked(directory: Path) -> tuple[int, int]:
+    """Descriptors of `directory`, which is made if need be, and of its lock. Raises ConfigError."""
+    held = list[int]()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if directory.stat().st_mode & stat.S_IWOTH:
+        held.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        if os.fstat(held[0]).st_mode & stat.S_IWOTH:
             raise ConfigError(f"disk_cache {directory}: every user of the machine may write there")
-        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"disk_cache {directory}: {error.strerror or error}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise ConfigError(f"disk_cache {directory}: another server uses it") from None
-    return lock
+        held.append(os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=held[0]))
+        try:
+            fcntl.flock(held[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"disk_cache {directory}: another server uses it") from None
+    except BaseException as error:
+        for descriptor in held:
+            os.close(descriptor)
+        if isinstance(error, OSError):
+            raise ConfigError(f"disk_cache {directory}: {error.strerror or error}") from None
+        raise
+    return held[0], held[1]
+
+
+def _is_whole(descriptor: int, parts: Parts) -> bool:
+    """Whether the file has what fills `parts`, which it then does, and nothing else."""
+    size, told = sum(part.nbytes for part in parts), os.fstat(descriptor)
+    if not stat.S_ISREG(told.st_mode) or told.st_size != HEAD.size + size:
+        return False
+    magic, length, checksum = HEAD.unpack(os.read(descriptor, HEAD.size))
+    return magic == MAGIC and length == size and _filled(descriptor, parts) and _checksum(parts) == checksum
 
 
 def _checksum(parts: Parts) -> int:

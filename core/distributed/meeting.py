@@ -15,8 +15,11 @@ import os
 import secrets
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +27,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from core.errors import ConfigError, StartupError
 
@@ -55,18 +58,31 @@ class Meeting:
     secret: bytes = b""
     """Empty: none is asked for."""
     seconds: float = JOIN_SECONDS
+    attempt: int = 0
+    """Of the ranks, in a store that outlives them."""
 
-    def store(self, rank: int, size: int) -> TCPStore:
-        """The store, once it is there. Raises what TCPStore raises."""
+    def store(self, rank: int, size: int) -> Store:
+        """The store, once it is there. Raises TimeoutError, and what TCPStore raises."""
         listening = None if self.listener is None else self.listener.detach()
         if listening is None:
             self._wait_for_listener()
-        return TCPStore(
-            *(self.host, self.port, size, listening is not None),
-            timeout=timedelta(seconds=self.seconds),
-            wait_for_workers=False,
-            master_listen_fd=listening,
-        )
+        made: Future[Store] = Future()
+
+        def connect() -> None:
+            try:
+                place = self.host, self.port, size, listening is not None
+                limit = timedelta(seconds=self.seconds)
+                store = TCPStore(*place, timeout=limit, wait_for_workers=False, master_listen_fd=listening)
+                made.set_result(PrefixStore(f"slipstream/{self.attempt}", store))
+            except BaseException as error:
+                made.set_exception(error)
+
+        # What listens there and is no store is waited for without end.
+        threading.Thread(target=connect, name="slipstream-store", daemon=True).start()
+        try:
+            return made.result(self.seconds)
+        except FutureTimeout:
+            raise TimeoutError("what answers there is no rank 0") from None
 
     def _wait_for_listener(self) -> None:
         """TCPStore would write pages of its own for each attempt. Raises TimeoutError."""
@@ -80,7 +96,7 @@ class Meeting:
                     raise TimeoutError(f"nothing answers there ({error.strerror or error})") from None
             time.sleep(PAUSE)
 
-    def wait_for(self, ranks: Iterable[int], store: TCPStore, check: Callable[[], None]) -> None:
+    def wait_for(self, ranks: Iterable[int], store: Store, check: Callable[[], None]) -> None:
         """Until each has said that it is there. Raises TimeoutError that names those which have not in time."""
         end = time.monotonic() + self.seconds
         names = [str(rank) for rank in ranks]

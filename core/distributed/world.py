@@ -12,12 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import Store
 
 from core.distributed.meeting import INTERFACE, LEADER, PAUSE, Meeting
 from core.distributed.pulse import Pulse
@@ -32,6 +33,29 @@ SILENCE: Final = timedelta(days=365)
 """Ranks that have no work wait for news without end; a rank that is gone is noticed by its closed connection."""
 
 
+def _enter(store: Store, rank: int, here: str, *, asks: bool) -> None:
+    """Say that this rank is there. Raises TimeoutError where another process is, or was."""
+    if store.add(f"taken-{rank}", 1) > 1:
+        raise TimeoutError("another process is or was this rank; start all ranks again")
+    store.set(f"address-{rank}", here)
+    store.set(f"secret-{rank}", "a" if asks else "no")
+    store.set(str(rank), "here")
+
+
+def _check_secrets(store: Store, rank: int, size: int) -> None:
+    """Raises TimeoutError where some ranks have a secret and others none: the proof would wait for an answer."""
+    told = [store.get(f"secret-{each}").decode() for each in range(size)]
+    if len(set(told)) > 1:
+        others = [str(each) for each in range(size) if told[each] != told[rank]]
+        said = f"rank {', '.join(others)} has {'no' if told[rank] == 'a' else 'a'} rank_secret_file"
+        raise TimeoutError(f"{said}, and rank {rank} {'has one' if told[rank] == 'a' else 'none'}")
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether `error` says that a connection to another rank is gone."""
+    return any(each in str(error) for each in ("losed by peer", "reset by peer"))
+
+
 def _set_interface(name: str | None) -> None:
     """What the environment had before: processes that are started later have it too."""
     if name is None:
@@ -43,7 +67,7 @@ def _set_interface(name: str | None) -> None:
 class World:
     """This process among `size` ranks. One thread at a time."""
 
-    def __init__(self, rank: int, size: int, store: TCPStore, meeting: Meeting, undo: ExitStack) -> None:
+    def __init__(self, rank: int, size: int, store: Store, meeting: Meeting, undo: ExitStack) -> None:
         """Of a process group that was joined: see `join`. `undo`: what is closed when it is left."""
         self._undo = undo
         self._store = store
@@ -71,9 +95,9 @@ class World:
             here = meeting.listen_inside()
             try:
                 store = meeting.store(rank, size)
-                store.set(f"address-{rank}", here)
-                store.set(str(rank), "here")
+                _enter(store, rank, here, asks=bool(meeting.secret))
                 meeting.wait_for(range(size), store, check)
+                _check_secrets(store, rank, size)
                 dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=SILENCE)
             except (dist.DistError, TimeoutError, RuntimeError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
@@ -94,7 +118,7 @@ class World:
     def beat(self) -> Pulse:
         """Give signs of life from now on; the leader watches all others, and they watch it."""
         watched = [rank for rank in range(self.size) if rank != self.rank and LEADER in (rank, self.rank)]
-        client = Meeting(self._meeting.port, host=self._meeting.host, seconds=self._meeting.seconds)
+        client = replace(self._meeting, listener=None)
         self.pulse = Pulse(client.store(self.rank, self.size), self.rank, {each: self.called(each) for each in watched})
         self.pulse.start()
         return self.pulse

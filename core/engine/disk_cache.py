@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 from core.config import EngineConfig, MemoryConfig
 from core.disk.chunk_store import ChunkStore, check_directory
@@ -23,6 +25,9 @@ from core.scheduler.scheduler import Scheduler
 from core.types.request import Req
 
 log = logging.getLogger(__name__)
+
+PATIENCE: Final = 5.0
+"""Seconds that a request waits for files, in which it could be computed."""
 
 
 def with_disk(memory: MemoryConfig) -> MemoryConfig:
@@ -62,6 +67,7 @@ class DiskCache:
         self._store = store
         self._lasting = lasting
         self._scheduler: Scheduler | None = None
+        self._wake: Callable[[], None] = lambda: None
         self._disk: DiskPrefixes | None = None
         self._reading: dict[str, asyncio.Future[None]] = {}
         """By the name of its first chunk, each fetch that is under way."""
@@ -70,7 +76,7 @@ class DiskCache:
         """`wake`: of the engine's loop, from any thread."""
         if self._store is None or self._lasting is None:
             return
-        self._scheduler = scheduler
+        self._scheduler, self._wake = scheduler, wake
         if scheduler.host_cache is not None:
             self._disk = scheduler.host_cache.write_to(self._store, self._lasting, wake)
         if self._disk is None:
@@ -89,11 +95,11 @@ class DiskCache:
         disk = self._disk
         while disk is not None and (fetch := self._wanted(disk, req)) is not None:
             if (other := self._reading.get(fetch.names[0])) is None:
-                await self._read(disk, fetch)
+                if disk.reserve(fetch):
+                    await self._read(disk, fetch)
                 return
             # Two requests with one beginning: the second finds what the first has read.
-            disk.end(fetch, 0)
-            await asyncio.shield(other)
+            await asyncio.wait([other])
 
     def close(self) -> None:
         """Leave the directory to the next process. Blocks for a moment. Idempotent."""
@@ -122,6 +128,8 @@ class DiskCache:
             disk.end(fetch, whole)
             del self._reading[fetch.names[0]]
             done.set_result(None)
+            # An engine that is to be still waits for this.
+            self._wake()
 
         try:
             disk.prepare(fetch, ready.set)
@@ -130,8 +138,15 @@ class DiskCache:
             over(0)
             raise
         # However this ends: threads write into the blocks until then.
-        disk.read(fetch).add_done_callback(lambda reads: loop.call_soon_threadsafe(over, _count(reads)))
-        await asyncio.shield(done)
+        disk.read(fetch).add_done_callback(lambda reads: _soon(loop, over, _count(reads)))
+        if not (await asyncio.wait([done], timeout=PATIENCE))[0]:
+            log.warning("disk_cache: nothing was read in %.0f s; a prompt is computed", PATIENCE)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, over: Callable[[int], None], whole: int) -> None:
+    # An engine that has ended takes note of nothing.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(over, whole)
 
 
 def _count(reads: Future[int]) -> int:

@@ -35,7 +35,7 @@ def meeting_of(config: EngineConfig, device: torch.device, *, leads: bool) -> Me
     secret = read_secret("rank_secret_file", nodes.rank_secret_file)
     address = _resolved(nodes.master_addr, nodes.join_timeout)
     listener = _listener(address, nodes.master_port) if leads and not nodes.hosted else None
-    return Meeting(nodes.master_port, listener, address, secret, nodes.join_timeout)
+    return Meeting(nodes.master_port, listener, address, secret, nodes.join_timeout, nodes.attempt)
 
 
 def _resolved(name: str, seconds: float) -> str:

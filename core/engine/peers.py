@@ -13,7 +13,7 @@ from core.distributed.bells import Bells
 from core.distributed.exchange import DistributedExchange
 from core.distributed.joint_runner import JointRunner
 from core.distributed.meeting import Meeting
-from core.distributed.world import World
+from core.distributed.world import World, is_loss
 from core.engine.build_pools import Pools
 from core.engine.ranks import Ranks, Refusals, open_ranks, refuse
 from core.errors import StartupError
@@ -43,7 +43,7 @@ class Peers(Ranks):
 
     def why(self, error: StartupError) -> StartupError:
         """What has kept these engines from starting: `error` of this one, or that of another which led to it."""
-        if "losed by peer" not in str(error):
+        if not is_loss(error):
             self.world.fail(str(error))
             return error
         try:

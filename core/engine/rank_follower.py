@@ -23,7 +23,7 @@ from core.device.streams import DeviceStreams, resolve_device
 from core.distributed.drafts import FollowingGrid, FollowingSpeculator
 from core.distributed.follower import FollowingSampling, follow
 from core.distributed.meeting import Meeting
-from core.distributed.world import World
+from core.distributed.world import World, is_loss
 from core.engine.build_pools import build_arena, build_pools
 from core.engine.kv_storage import check_kv_format
 from core.engine.math_threads import use_threads
@@ -38,6 +38,7 @@ from core.executor.step import StepRunner
 from core.executor.verification import Verification
 from core.models.attention_proof import prove_attention, prove_codes
 from core.models.loader import load_model
+from core.parent import end_with_parent
 from core.relay.future_map import FutureMap
 from core.sampling.registry import build_sampler
 
@@ -52,6 +53,9 @@ def be_started(config: EngineConfig, rank: int, meeting: Meeting) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         # Sent to a whole group they are for the leader, which drains first and then ends this rank.
         signal.signal(each, signal.SIG_IGN)
+    if config.nodes.node_rank:
+        # On the first machine a thread starts it that has ended before; there it hears of the end by its connection.
+        end_with_parent()
     be_rank(config, rank, meeting)
 
 
@@ -77,9 +81,11 @@ def be_rank(config: EngineConfig, rank: int, meeting: Meeting, joined: Callable[
         follow(_following(config, device, world), world, partial(_pinned, Staging(device)))
         world.say_ended()
     except StartupError as error:
+        # A library that a lost connection interrupts may say anything of the model.
+        told = StartupError("another rank was lost while this one was loaded") if is_loss(error) else error
         # Said by the leader too, which waits for this rank.
-        world.fail(str(error))
-        raise
+        world.fail(str(told))
+        raise told from error
     except RuntimeError as error:
         # The leader is gone, and has told its clients why.
         logger.error("rank %d ends: %s", rank, str(error).partition("\n")[0])

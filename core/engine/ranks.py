@@ -28,7 +28,7 @@ from core.distributed.leader import LeadingRunner
 from core.distributed.meeting import LEADER, Meeting
 from core.distributed.pipeline_leader import PipelineLeader
 from core.distributed.pulse import SILENT_SECONDS
-from core.distributed.world import World
+from core.distributed.world import World, is_loss
 from core.engine.build_pools import Pools
 from core.engine.determinism import settled
 from core.engine.disagg import Disagg, with_host_memory
@@ -129,7 +129,7 @@ class Ranks:
     def why(self, error: StartupError) -> StartupError:
         """What has kept this engine from starting: `error` of this rank, or the one of another that led to it."""
         # A rank that has failed has told so before its connection closes, which is what this one notices.
-        if "losed by peer" not in str(error) or (told := self.world.failure(TELL_SECONDS)) is None:
+        if not is_loss(error) or (told := self.world.failure(TELL_SECONDS)) is None:
             return error
         return type(error)(told)
 
@@ -220,7 +220,11 @@ def open_ranks(config: EngineConfig, device: torch.device) -> Ranks | None:
         elsewhere = range(config.nodes.ranks_here(size).stop, size)
         ranks = Ranks(world, processes, pipelined=config.model.pipeline_parallel > 1, elsewhere=elsewhere)
         if elsewhere:
-            check_alike(config, device, world)
+            try:
+                check_alike(config, device, world)
+            except BaseException:
+                world.leave()
+                raise
             world.beat()
         return ranks
     except BaseException:

@@ -60,7 +60,13 @@ class RequestReader:
             await self._fetched(request, request_id, now, reqs, adapter)
         elif self._disk.is_used:
             await self._arriving.wait(request_id, self._disk.fetch(reqs[0]), request.deadline)
+            self._refuse_if_unloaded(request, reqs[0])
         return reqs
+
+    def _refuse_if_unloaded(self, request: GenerateRequest, req: Req) -> None:
+        # It may have been loaded again under its name.
+        if self._inputs.adapters.slot(request.adapter) != req.adapter_slot:
+            raise AdapterNotFound("the adapter was unloaded while the request waited for its keys")
 
     async def _fetched(
         self, request: GenerateRequest, request_id: str, now: float, reqs: list[Req], adapter: str
@@ -71,9 +77,7 @@ class RequestReader:
         until = min((each for each in ends if each is not None), default=None)
         try:
             await self._arriving.wait(request_id, self._disagg.take(request, reqs[0], adapter), until)
-            # Asked again: it may have been unloaded meanwhile, and loaded under its name.
-            if self._inputs.adapters.slot(request.adapter) != reqs[0].adapter_slot:
-                raise AdapterNotFound("the adapter was unloaded while the request waited for its keys")
+            self._refuse_if_unloaded(request, reqs[0])
         except BaseException as error:
             self._disagg.drop(reqs)
             if isinstance(error, DeadlinePassed) and until != request.deadline:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from core.engine.ranks import Ranks
+from core.engine.ranks import RankLost, Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Watchdog:
         """Log why the engine died, and return that: a rank that is gone, where `cause` is what came of it."""
         why = cause if self.ranks is None else self.ranks.blamed(cause)
         # A library says much of a connection, and not which rank was at its other end.
-        trace = why if why is cause else None
+        trace = why if why is cause and not isinstance(why, RankLost) else None
         logger.critical("the engine died: %s: %s", type(why).__name__, why, exc_info=trace)
         return why
 

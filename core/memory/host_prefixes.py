@@ -139,7 +139,7 @@ class HostPrefixes:
     def reserve(self, ids: Ids, salt: str, count: int) -> tuple[HostCopy, ...]:
         """Room for `count` chunks behind those of `ids`, int64[n], that are held, as far as there is any.
 
-        Nothing finds them until `publish`; `release` gives them back.
+        Nothing finds them until `publish`; `release` gives them back, or `put_back` if the device never heard of them.
         """
         return self._taken(self.find(ids, len(ids), salt), count)
 
@@ -158,6 +158,11 @@ class HostPrefixes:
         """Give up copies that were reserved."""
         for copy in copies:
             self._tier.free(copy)
+
+    def put_back(self, copies: Sequence[HostCopy]) -> None:
+        """Give up copies that were reserved, and that the device was not told of."""
+        for copy in copies:
+            self._tier.put_back(copy)
 
     @property
     def room(self) -> int:

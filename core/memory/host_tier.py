@@ -73,6 +73,10 @@ class HostTier:
         self._blocks.free(copy.blocks)
         self._given_up.append(copy.number)
 
+    def put_back(self, copy: HostCopy) -> None:
+        """As `free`, of a copy that was never told to the device: it has nothing to forget."""
+        self._blocks.free(copy.blocks)
+
     def blocks_for(self, tokens: int, beside: tuple[int, ...] = ()) -> int:
         """Blocks that a copy of `tokens` tokens takes, and of so many slots of each pool beside."""
         others = sum(map(mul, beside, self.beside.values()))

@@ -8,7 +8,7 @@ it finds them in host memory then, as any other prefix. Threads read and write; 
 from __future__ import annotations
 
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,11 +23,18 @@ from core.memory.usable_prefix import Usable
 from core.scheduler.outgoing import Outgoing
 from core.types.arrays import Ints
 
-THREADS = 2
+READERS = 2
+"""Threads that read; one more writes."""
 MOST_ENDS = 4096
 """Pages at whose ends a place to go on from is looked for, from the end of a prompt on: some milliseconds."""
+ALL = ""
+"""Stands for all tenants, whose names it cannot be: a tenant without a name has this too, and is given up with them."""
 BACKLOG = 4
 """Of host memory at most this part is held by writes; what comes beyond is not written."""
+
+
+Era = tuple[int, int]
+"""How often all was given up, and what one tenant had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +50,31 @@ class Lasting:
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """Chunks of `ids` from token `start` on, which are read into `copies`. Nothing finds them until that is over."""
+    """Chunks of `ids` from token `start` on, which are read into `copies`. Nothing finds them until that is over.
+
+    First `reserve`, then `prepare`, then `read`; and then `end`, whichever of them came last.
+    """
 
     ids: Ints
     salt: str
     start: int
     names: list[str]
-    copies: tuple[HostCopy, ...]
-    era: int
     ending: bool = False
     """Whether the last of the copies is not of a chunk, but of what is where `ids` end, of rows that hold more."""
+    copies: tuple[HostCopy, ...] = ()
+    told: bool = False
+    """The device has heard of the copies."""
+    era: Era = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Copies with their names, which `held` keeps in host memory until they are in files."""
+
+    wanted: list[tuple[str, HostCopy]]
+    held: HeldPrefix
+    tenant: str
+    era: Era
 
 
 class DiskPrefixes:
@@ -77,13 +99,16 @@ class DiskPrefixes:
         self._outgoing = outgoing
         self._lasting = lasting
         self._wake = wake
-        self._threads = ThreadPoolExecutor(THREADS, "slipstream-disk")
-        self._written: deque[tuple[HeldPrefix, int, int]] = deque()
-        """(what was held for it, chunks, tokens of those that are in files by now) of each write that is over."""
+        # Requests wait for reads, and nothing waits for writes.
+        self._readers = ThreadPoolExecutor(READERS, "slipstream-disk-read")
+        self._writers = ThreadPoolExecutor(1, "slipstream-disk-write")
+        self._written: deque[tuple[_Write, int]] = deque()
+        """Each write that is over, and how many tokens are in files by it."""
         self._stamp = lasting.stamp
         self._writing = self._reading = 0
         """Chunks that threads read from, or fill."""
-        self._era = 0
+        self._eras: Counter[str] = Counter()
+        """By tenant, how often what it had was given up: what was begun before is not kept, nor found. "" is all."""
         self.fetched = self.kept = self.skipped = 0
         """Tokens that were read so far; tokens that were written; tokens that were not, since threads were behind."""
 
@@ -106,10 +131,15 @@ class DiskPrefixes:
         self.skipped += len(wanted[self._free :]) * chunk
         if not (wanted := wanted[: self._free]):
             return None
-        held = self._prefixes.find(ids[:end], end, salt)
+        return self._noted(wanted, self._prefixes.find(ids[:end], end, salt), salt)
+
+    def _noted(self, wanted: list[tuple[str, HostCopy]], held: HeldPrefix, salt: str) -> Callable[[], None]:
         self._prefixes.lock(held)
         self._writing += len(wanted)
-        return partial(self._write, wanted, held)
+        return partial(self._write, _Write(wanted, held, self._lasting.tenant(salt), self._era(salt)))
+
+    def _era(self, salt: str) -> Era:
+        return self._eras[ALL], self._eras[self._lasting.tenant(salt)]
 
     @property
     def _free(self) -> int:
@@ -126,25 +156,19 @@ class DiskPrefixes:
             return None
         held = self._prefixes.hold_ending(ids, salt)
         assert held is not None and held.ending is not None, "made just now"
-        self._prefixes.lock(held)
-        self._writing += 1
-        return partial(self._write, [(name, copy)], held)
+        return self._noted([(name, copy)], held, salt)
 
     def begin(self, ids: Ints, salt: str, limit: int, cached: int) -> Fetch | None:
-        """Make room for chunks of the first `limit` tokens of `ids` that are in files and in no memory.
+        """The chunks of the first `limit` tokens of `ids` that are in files and in no memory; None without any.
 
-        `cached`: tokens that the device has. None where there are none, or no room. `prepare` comes next.
+        `cached`: tokens that the device has.
         """
         chunk, start = self._prefixes.chunk, self._prefixes.peek(ids, limit, salt)
         names = self._names(ids[:limit], salt)[start // chunk :] if len(self._store) else []
         count = next((place for place, name in enumerate(names) if name not in self._store), len(names))
         if not count or start + count * chunk <= cached:
             return None
-        copies = self._prefixes.reserve(ids, salt, count)
-        if not copies:
-            return None
-        self._reading += len(copies)
-        return Fetch(ids, salt, start, names[: len(copies)], copies, self._era)
+        return Fetch(ids, salt, start, names[:count])
 
     def begin_ending(self, ids: Ints, salt: str, usable: Usable, cached: int) -> Fetch | None:
         """As `begin`, of rows that hold more than keys: up to the last place in `ids` where files have all of it.
@@ -161,25 +185,28 @@ class DiskPrefixes:
         for end in range(first, max(cached, first - MOST_ENDS * self._page_size), -self._page_size):
             name = self._ending_name(ids[:end], salt, names)
             if name is not None and name in self._store and usable(end) == end:
-                return self._to_ending(ids[:end], salt, held, [*names[held : (end - 1) // chunk], name])
+                return Fetch(ids[:end], salt, held * chunk, [*names[held : (end - 1) // chunk], name], ending=True)
         return None
 
-    def _to_ending(self, ids: Ints, salt: str, held: int, names: list[str]) -> Fetch | None:
-        """Room for the chunks and the ending with these `names`, behind the first `held` chunks of `ids`; else None."""
-        begin = (len(ids) - 1) // self._prefixes.chunk * self._prefixes.chunk
-        pages = len(ids) // self._page_size
-        copies = self._prefixes.reserve(ids, salt, len(names) - 1)
-        beside = tuple(pool.slots_for(pages) for pool in self._others)
-        ending = self._prefixes.reserve_ending(len(ids) - begin, beside) if len(copies) == len(names) - 1 else None
-        if ending is None:
-            self._prefixes.release(copies)
-            return None
-        self._reading += len(names)
-        start = held * self._prefixes.chunk
-        return Fetch(ids, salt, start, names, (*copies, ending), self._era, ending=True)
+    def reserve(self, fetch: Fetch) -> bool:
+        """Make room for `fetch`, or for the first of its chunks; whether there is any."""
+        count = len(fetch.names) - fetch.ending
+        copies, ending = self._prefixes.reserve(fetch.ids, fetch.salt, count), None
+        if fetch.ending and len(copies) == count:
+            beside = tuple(pool.slots_for(len(fetch.ids) // self._page_size) for pool in self._others)
+            ending = self._prefixes.reserve_ending((len(fetch.ids) - 1) % self._prefixes.chunk + 1, beside)
+        if fetch.ending and ending is None:
+            # Without it the chunks are of no use.
+            self._prefixes.put_back(copies)
+            return False
+        fetch.copies = copies if ending is None else (*copies, ending)
+        fetch.names, fetch.era = fetch.names[: len(fetch.copies)], self._era(fetch.salt)
+        self._reading += len(fetch.copies)
+        return bool(fetch.copies)
 
     def prepare(self, fetch: Fetch, ready: Callable[[], None]) -> None:
         """Call `ready` once no step reads what was in the blocks of `fetch` before: `read` may come then."""
+        fetch.told = True
         self._outgoing.vacate(fetch.copies, ready)
 
     def read(self, fetch: Fetch) -> Future[int]:
@@ -189,12 +216,15 @@ class DiskPrefixes:
         def work() -> int:
             return next((n for n, (name, parts) in enumerate(wanted) if not self._store.read(name, parts)), len(wanted))
 
-        return self._threads.submit(work)
+        return self._readers.submit(work)
 
     def end(self, fetch: Fetch, whole: int) -> None:
         """No thread fills the blocks of `fetch` any more, and its first `whole` chunks are found from now on."""
         self._reading -= len(fetch.copies)
-        if fetch.era != self._era:
+        if not fetch.told:
+            self._prefixes.put_back(fetch.copies)
+            return
+        if fetch.era != self._era(fetch.salt):
             whole = 0
         ended = fetch.ending and whole == len(fetch.copies)
         chunks = fetch.copies[: whole - 1 if ended else whole]
@@ -207,20 +237,26 @@ class DiskPrefixes:
         """Let go of what was written; whether anything was."""
         any_written = bool(self._written)
         while self._written:
-            held, count, kept = self._written.popleft()
-            self._prefixes.unlock(held)
-            self._writing -= count
+            write, kept = self._written.popleft()
+            self._prefixes.unlock(write.held)
+            self._writing -= len(write.wanted)
             self.kept += kept
+            if self._is_stale(write):
+                # What was held for it a flush had to leave.
+                self._prefixes.flush(write.tenant)
         return any_written
 
+    def _is_stale(self, write: _Write) -> bool:
+        return write.era != (self._eras[ALL], self._eras[write.tenant])
+
     def flush(self, tenant: str | None) -> None:
-        """Delete every file, of `tenant` only if given, and publish nothing that is being read."""
-        self._era += 1
+        """Delete every file, of `tenant` only if given, and keep and publish nothing that is on its way."""
+        self._eras[ALL if tenant is None else tenant] += 1
         self._store.flush(tenant)
 
     def forget(self) -> None:
         """The model is another one from now on, of which no other process knows: nothing is found that was written."""
-        self._era += 1
+        self._eras[ALL] += 1
         self._stamp = secrets.token_hex(16)
 
     def stats(self) -> dict[str, int]:
@@ -235,8 +271,10 @@ class DiskPrefixes:
         }
 
     def close(self) -> None:
-        """End the threads, and leave the directory to the next process. Blocks for as long as a chunk takes."""
-        self._threads.shutdown(cancel_futures=True)
+        """End the threads, once they have read or written a chunk, and leave the directory to the next process."""
+        # A disk that hangs would hold up the end of the process.
+        for threads in (self._readers, self._writers):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
 
     def _names(self, ids: Ints, salt: str) -> list[str]:
@@ -255,12 +293,15 @@ class DiskPrefixes:
         tail, before = ids[count * self._prefixes.chunk :], known[count - 1] if count else ""
         return ending_name(self._stamp, namespace, self._lasting.tenant(salt), before, tail)
 
-    def _write(self, wanted: list[tuple[str, HostCopy]], held: HeldPrefix) -> None:
-        views = [(name, self._outgoing.views(copy), copy.tokens) for name, copy in wanted]
+    def _write(self, write: _Write) -> None:
+        views = [(name, self._outgoing.views(copy), copy.tokens) for name, copy in write.wanted]
+
+        def still() -> bool:
+            return not self._is_stale(write)
 
         def work() -> None:
-            kept = sum(tokens for name, parts, tokens in views if self._store.write(name, parts))
-            self._written.append((held, len(views), kept))
+            kept = sum(tokens for name, parts, tokens in views if self._store.write(name, parts, still))
+            self._written.append((write, kept))
             self._wake()
 
-        self._threads.submit(work)
+        self._writers.submit(work)

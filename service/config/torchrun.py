@@ -37,6 +37,7 @@ def launched(config: EngineConfig, env: Mapping[str, str]) -> EngineConfig:
         first_device=_number(env, "LOCAL_RANK") if env.get("LOCAL_RANK") else 0,
         # The agent of machine 0 has the store then, at that port.
         hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
+        attempt=_number(env, "TORCHELASTIC_RESTART_COUNT") if env.get("TORCHELASTIC_RESTART_COUNT") else 0,
     )
     return replace(config, nodes=nodes)
 

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from core.engine.api import Engine
 from core.errors import StartupError
+from core.parent import end_with_parent
 from core.types.plain import to_plain
 from service.calls.desk import LocalDesk
 from service.checkpoints.fetching import fetch
@@ -25,7 +26,6 @@ from service.engine.builder import BuiltEngine, EngineBuilder, build_core_engine
 from service.engine.handle import EngineHandle
 from service.frontends.wire import Kind
 from service.metrics.rpc import RpcMetrics
-from service.process.child import end_with_parent
 from service.process.compile_caches import use_writable_caches
 from service.process.logs import configure
 from service.process.switch_interval import shorten_switch_interval

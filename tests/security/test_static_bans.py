@@ -68,7 +68,7 @@ ALLOWED = {
         "core/engine/ranks.py",
         "multiprocessing",
     ): "starts ranks of this machine; what they say is no pickle",
-    ("service/process/child.py", "ctypes"): "has the kernel end a process with its parent",
+    ("core/parent.py", "ctypes"): "has the kernel end a process with its parent",
     ("service/checkpoints/download.py", "huggingface_hub"): "fetches the model that an operator names ORG/NAME",
 }
 """By file and module or call: what is on the list all the same, and why."""

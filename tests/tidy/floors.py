@@ -19,6 +19,7 @@ FLOORS = {
     "core.disagg_config": 0,
     "core.nodes_config": 0,
     "core.secret_file": 0,
+    "core.parent": 0,
     "core.setting": 0,
     "core.errors": 0,
     "core.invariants": 0,
@@ -91,6 +92,7 @@ NO_TORCH = (
     "core.disagg_config",
     "core.nodes_config",
     "core.secret_file",
+    "core.parent",
     "core.setting",
     "core.errors",
     "core.invariants",
@@ -121,6 +123,7 @@ SERVICE_SEES = (
         "core.errors",
         "core.buggify",
         "core.machine",
+        "core.parent",
     ),
     *("core.lanes", "core.models.bundled"),
 )

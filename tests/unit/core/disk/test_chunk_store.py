@@ -131,13 +131,89 @@ def test_a_disk_that_does_not_work_rests(
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(os, "writev", full)
         assert not store.write(name(1), data(1)) and store.failures == 1
-        assert "prefixes are not written, and nothing is written for a minute: [Errno 28] No space" in caplog.text
+        assert "disk_cache: nothing is written for a minute: [Errno 28] No space" in caplog.text
         assert not list(tmp_path.glob("*.partial")) and store.used_bytes == FILE
     assert not store.write(name(1), data(1)) and store.failures == 1, "it rests"
     assert found(store, 0) == kept(0), "and is read meanwhile"
     now[0] += chunk_store.QUIET_SECONDS
     assert store.write(name(1), data(1)) and found(store, 1) == kept(1)
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_what_is_not_a_chunk_is_left_alone(tmp_path: Path) -> None:
+    for other in ("thesis.txt", "movie.partial", name(1)[1:], f"{name(1)}x"):
+        (tmp_path / other).write_bytes(bytes(9 * FILE))
+    (tmp_path / name(5)).mkdir()
+    store = ChunkStore(tmp_path, 2 * FILE)
+    before = {each.name for each in tmp_path.iterdir()}
+    assert len(store) == 0 and store.used_bytes == 0 and "thesis.txt" in before
+    for place in range(4):
+        store.write(name(place), data(place))
+    store.flush()
+    assert {each.name for each in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "huge"])
+def test_what_was_put_in_the_place_of_a_chunk_is_none(tmp_path: Path, kind: str) -> None:
+    """Nothing is waited for, and no link followed."""
+    store, path = ChunkStore(tmp_path, 10 * FILE), tmp_path / name(1)
+    store.write(name(1), data(1))
+    path.rename(tmp_path / "aside")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(tmp_path / "aside")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.truncate(tmp_path / "aside", 1 << 40)
+        (tmp_path / "aside").rename(path)
+    assert found(store, 1) is None and store.failures == 1 and name(1) not in store
+    assert store.write(name(2), data(2)), "and the others are kept as ever"
+
+
+def test_a_file_larger_than_all_is_no_reason_to_give_others_up(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path, 3 * FILE)
+    store.write(name(1), data(1))
+    store.close()
+    (tmp_path / name(2)).touch()
+    os.truncate(tmp_path / name(2), 1 << 40)
+    after = ChunkStore(tmp_path, 3 * FILE)
+    assert found(after, 1) == kept(1) and name(2) not in after and not (tmp_path / name(2)).exists()
+
+
+def test_a_budget_that_is_smaller_now_holds_at_once(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path, 3 * FILE)
+    for place in range(3):
+        store.write(name(place), data(place))
+    store.close()
+    assert len(ChunkStore(tmp_path, 2 * FILE)) == 2
+
+
+def test_a_directory_that_was_put_in_the_place_of_ours_is_another_servers(tmp_path: Path) -> None:
+    ours, folder = ChunkStore(tmp_path / "a", 10 * FILE), tmp_path / "a"
+    folder.rename(tmp_path / "b")
+    theirs = ChunkStore(folder, 10 * FILE)
+    assert ours.write(name(1), data(1)) and len(list(folder.iterdir())) == 1 and found(theirs, 1) is None
+    assert found(ours, 1) == kept(1)
+
+
+def test_two_threads_that_write_one_chunk_do_not_cut_each_other_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write, met = ChunkStore(tmp_path, 10 * FILE), os.writev, threading.Barrier(2, timeout=20)
+
+    def both(to: int, parts: Any) -> int:
+        met.wait()
+        return write(to, parts)
+
+    monkeypatch.setattr(os, "writev", both)
+    threads = [threading.Thread(target=store.write, args=(name(1), data(1))) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found(store, 1) == kept(1) and store.failures == 0 and store.used_bytes == FILE
 
 
 def test_a_flush_takes_one_tenants_files_or_all(tmp_path: Path) -> None:
@@ -150,15 +226,16 @@ def test_a_flush_takes_one_tenants_files_or_all(tmp_path: Path) -> None:
     assert store.flush() == 1 and not len(store) and [each.name for each in tmp_path.iterdir()] == ["lock"]
 
 
-def test_what_is_written_during_a_flush_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, write = ChunkStore(tmp_path, 10 * FILE), os.writev
+def test_what_is_to_be_kept_no_more_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write, flushed = ChunkStore(tmp_path, 10 * FILE), os.writev, list[bool]()
 
-    def flushed(to: int, parts: Any) -> int:
+    def meanwhile(to: int, parts: Any) -> int:
+        flushed.append(True)
         store.flush()
         return write(to, parts)
 
-    monkeypatch.setattr(os, "writev", flushed)
-    assert not store.write(name(1), data(1)) and store.failures == 0
+    monkeypatch.setattr(os, "writev", meanwhile)
+    assert not store.write(name(1), data(1), lambda: not flushed) and store.failures == 0
     assert name(1) not in store and [each.name for each in tmp_path.iterdir()] == ["lock"]
 
 
@@ -215,6 +292,9 @@ def test_names_are_of_all_before_and_of_nothing_behind() -> None:
     # No border between two of them can be moved.
     others += [names([1, 2], stamp="sn", namespace=""), names([1, 2], stamp="", namespace="sn")]
     assert len({each for (each,) in others} | {first[0]}) == 6
+    # Nor between a salt, which may hold anything, and the tokens.
+    salt = "n\0" + as_ints([1, 2]).tobytes().decode()
+    assert names([3, 4], namespace=salt)[0] not in names([1, 2, 3, 4]) + names([1, 2, 3, 4], namespace="n\0")
     assert names([], "s") == names([1], "s") == []
     ends = [ending_name("s", "n", "t", before, as_ints(tail)) for before, tail in (("", [1]), ("a", [1]), ("a", [2]))]
     assert len({*ends, *first, ending_name("s", "n", "x", "a", as_ints([1]))}) == 6

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import socket
+from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from core.distributed import meeting
+from core.distributed import meeting, world
 from core.distributed.meeting import HOST, INTERFACE, Meeting, interface_of
+from core.distributed.pulse import Pulse
 from core.distributed.world import World
 from core.errors import ConfigError, StartupError
 
@@ -21,11 +25,11 @@ OURS, OTHER = b"a secret of ours", b"a secret of others"
 def _rank(port: int, secrets: tuple[bytes, bytes], told: Any) -> None:
     """Rank 1, with the second secret, which says how it went; another group too."""
     try:
-        world = World.join(1, 2, Meeting(port, secret=secrets[1], seconds=20.0), CPU)
-        world.group()
-        told.send(world.called(0))
+        joined = World.join(1, 2, Meeting(port, secret=secrets[1], seconds=20.0), CPU)
+        joined.group()
+        told.send(joined.called(0))
         told.recv()
-        world.leave()
+        joined.leave()
     except StartupError as error:
         told.send(str(error))
 
@@ -39,13 +43,13 @@ def met(ours: bytes, theirs: bytes) -> tuple[str, str]:
     process = spawning.Process(target=_rank, args=(port, (ours, theirs), there), daemon=True)
     process.start()
     try:
-        world = World.join(0, 2, Meeting(port, listener, secret=ours, seconds=20.0), CPU)
-        world.group()
-        said = world.called(1)
+        joined = World.join(0, 2, Meeting(port, listener, secret=ours, seconds=20.0), CPU)
+        joined.group()
+        said = joined.called(1)
         assert here.poll(20)
         answer = here.recv()
         here.send("end")
-        world.leave()
+        joined.leave()
         return said, answer
     except StartupError as error:
         assert here.poll(20)
@@ -104,3 +108,55 @@ def test_interfaces_are_found_by_their_addresses() -> None:
     assert interface_of("127.0.0.1") == "lo"
     with pytest.raises(ConfigError, match=f"no interface is known to have 192.0.2.1: name it in {INTERFACE}"):
         interface_of("192.0.2.1")
+
+
+def test_what_answers_and_is_no_rank_0_is_not_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server((HOST, 0)) as mute, pytest.raises(StartupError, match="what answers there is no rank 0"):
+        World.join(1, 2, Meeting(mute.getsockname()[1], seconds=0.5), CPU)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(OURS, b""), (b"", OURS)])
+def test_a_secret_of_one_machine_alone_is_named(ours: bytes, theirs: bytes) -> None:
+    here, there = met(ours, theirs)
+    told = ("rank 1 has no rank_secret_file, and rank 0 has one", "rank 0 has a rank_secret_file, and rank 1 none")
+    if not ours:
+        told = ("rank 1 has a rank_secret_file, and rank 0 none", "rank 0 has no rank_secret_file, and rank 1 has one")
+    assert here.endswith(told[0]) and there.endswith(told[1])
+
+
+def test_a_rank_that_is_taken_is_not_taken_again() -> None:
+    listener = socket.create_server((HOST, 0))
+    alone = World.join(0, 1, Meeting(listener.getsockname()[1], listener, seconds=5.0), CPU)
+    try:
+        meeting = Meeting(alone._meeting.port, seconds=5.0)
+        with pytest.raises(TimeoutError, match="another process is or was this rank"):
+            world._enter(meeting.store(0, 1), 0, HOST, asks=False)
+        world._enter(dataclasses.replace(meeting, attempt=1).store(0, 1), 0, HOST, asks=False)  # of another start
+    finally:
+        alone.leave()
+
+
+def test_groups_are_proved_and_ranks_are_named_by_their_whole_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    proved = list[Any]()
+    monkeypatch.setattr(Meeting, "prove", lambda self, group=None: proved.append(group))
+    monkeypatch.setattr(world.dist, "new_group", lambda ranks, **_: ranks)
+    told = {f"address-{rank}": address for rank, address in enumerate((b"10.0.0.9", b"10.0.0.1", b"10.0.0.12"))}
+    store: Any = SimpleNamespace(get=told.__getitem__)
+    made = World(0, 3, store, Meeting(1), ExitStack())
+    assert made.group() == proved[0] == [0, 1, 2]
+    made.pulse = Pulse(store, 0, {})
+    assert made.named("Connection closed by peer [10.0.0.12]:5") == "rank 2 at 10.0.0.12"
+    assert made.named("Read error [10.0.0.3]:5") is None and made.named("[10.0.0.9]") is None
+
+
+def test_ranks_that_are_gone_are_not_waited_for_without_end() -> None:
+    class Asked:
+        count = 0
+
+        def check(self, names: list[str]) -> bool:
+            self.count += 1
+            return False
+
+    asked: Any = Asked()
+    World(0, 3, asked, Meeting(1), ExitStack()).wait_for_ended([1, 2], 0.05)
+    assert asked.count >= 2

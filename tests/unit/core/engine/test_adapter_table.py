@@ -223,3 +223,14 @@ def test_storm(seed: int) -> None:
             storm.books.unload(name)
     storm.submit()
     assert storm.books.used_bytes == 0 and not storm.device and storm.books.evictions > 20
+
+
+def test_an_adapter_that_is_gone_lasts_under_no_name() -> None:
+    """Other processes would take its keys for those of the model alone."""
+    books = table()
+    books.load("one", adapter(), pinned=False)
+    slot = books.slot("one")
+    assert books.lasting(books.salt(slot, "a\0b")) == f"{books.digest(slot)}\0a\0b"
+    assert books.lasting(books.salt(0, "a")) == "\0a" == AdapterTable(UNIT, enabled=False).lasting("a")
+    books.unload("one")
+    assert books.lasting(books.salt(slot, "a\0b")) is None

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core.config import MemoryConfig
+from core.config import LoraConfig, MemoryConfig
 from core.disk.chunk_store import ChunkStore
+from core.engine import disk_cache
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.engine.disk_cache import with_disk
-from core.errors import RequestAborted
+from core.errors import AdapterNotFound, DeadlinePassed, RequestAborted
 from core.memory.host_tier import BLOCK
 from core.types.control import WeightSource
 from core.types.io import GenerateRequest
@@ -27,6 +29,7 @@ from tests.proofs.equivalence.test_rejoining import answer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import started
 from tests.support.until import until
+from tests.unit.core.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 
 class Held:
@@ -63,6 +66,8 @@ async def test_requests_with_one_beginning_read_it_once(filled: Any, monkeypatch
         first, second = await asyncio.gather(*both)
         assert first == second and len(held.names) == len(set(held.names)) >= 3
         await until(lambda: engine.stats.disk_fetched_tokens == len(held.names) * CHUNK)
+        # The next copy tells the device what to forget: nothing that it never heard of.
+        await said(engine, rounds()[1:3])
 
 
 async def test_a_request_that_ends_meanwhile_leaves_nothing_behind(
@@ -84,6 +89,87 @@ async def test_a_request_that_ends_meanwhile_leaves_nothing_behind(
         await said(engine, [asked])
         assert len(held.names) == len(set(held.names)) and engine.stats.host_fetched_tokens >= 3 * CHUNK
         kept.prefixes._prefixes.check_integrity()  # type: ignore[union-attr]
+
+
+async def test_a_request_whose_deadline_passes_waits_no_longer(filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = filled
+    async with started(build_engine(made)) as engine:
+        held = Held(monkeypatch)
+        with pytest.raises(DeadlinePassed):
+            await answer(engine, dataclasses.replace(asked, deadline=time.monotonic() + 0.3))
+        held.go.set()
+        assert await answer(engine, asked)
+
+
+async def test_a_disk_that_hangs_is_not_waited_for(filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = filled
+    monkeypatch.setattr(disk_cache, "PATIENCE", 0.05)
+    async with started(build_engine(made)) as engine:
+        held = Held(monkeypatch)
+        assert await answer(engine, asked) and not held.go.is_set()
+        held.go.set()
+
+
+async def test_an_engine_is_still_once_threads_are_done_with_its_memory(
+    filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is told so, where nothing else happens any more."""
+    made, asked = filled
+    async with started(build_engine(made)) as engine:
+        held = Held(monkeypatch)
+        ended = asyncio.create_task(answer(engine, dataclasses.replace(asked, request_id="mine")))
+        await until(lambda: held.names)
+        pausing = asyncio.create_task(engine.control.pause())
+        engine.abort("mine")
+        with pytest.raises(RequestAborted):
+            await ended
+        assert not (await asyncio.wait([pausing], timeout=0.1))[0], "threads read"
+        held.go.set()
+        await asyncio.wait_for(pausing, 20)
+        await engine.control.resume()
+
+
+async def test_an_adapter_that_goes_meanwhile_is_no_adapter(
+    checkpoint_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, adapters = checkpoint_of("llama"), tmp_path / "adapters"
+    adapter = make_adapter(directory, adapters / "one", 1, **ADAPTERS["narrow"])
+    made = dataclasses.replace(filed(directory, tmp_path / "files"), lora=LoraConfig(directory=str(adapters)))
+    asked = dataclasses.replace(rounds()[0], adapter="one")
+    async with started(build_engine(made)) as engine:
+        await engine.load_adapter("one", adapter.name)
+        await said(engine, [asked])
+        await until(lambda: engine.stats.disk_kept_tokens == engine.stats.host_kept_tokens > 0)
+    async with started(build_engine(made)) as engine:
+        await engine.load_adapter("one", adapter.name)
+        held = Held(monkeypatch)
+        asking = asyncio.create_task(answer(engine, asked))
+        await until(lambda: held.names)
+        engine.unload_adapter("one")
+        held.go.set()
+        with pytest.raises(AdapterNotFound):
+            await asking
+        assert await answer(engine, dataclasses.replace(asked, adapter="")), "the engine lives"
+
+
+async def test_nothing_of_before_a_flush_comes_after_it(
+    checkpoint_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what waits to be written too, in files and in host memory."""
+    go, write = threading.Event(), ChunkStore.write
+    monkeypatch.setattr(ChunkStore, "write", lambda *told: go.wait(20) and write(*told))
+    files = tmp_path / "files"
+    async with started(build_engine(filed(checkpoint_of("llama"), files))) as engine:
+        await said(engine, rounds()[:2])
+        kept = engine._scheduler.host_cache
+        assert kept is not None and kept.is_copying
+        engine.prefixes.flush()
+        go.set()
+        await until(lambda: not kept.is_copying)
+        assert [each.name for each in files.iterdir()] == ["lock"] and engine.stats.disk_cache_bytes == 0
+        before = engine.stats.cached_tokens
+        await said(engine, rounds()[:1])
+        assert engine.stats.cached_tokens == before
 
 
 async def test_a_flush_counts_for_what_is_on_its_way(filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ async def test_a_stopped_process_ends_with_its_parent() -> None:
     """A grandchild that asked for it, and was stopped, as its parent is killed."""
     code = (
         "import os, signal, subprocess, sys, time\n"
-        "inner = 'from service.process.child import end_with_parent; import os, signal; end_with_parent(); "
+        "inner = 'from core.parent import end_with_parent; import os, signal; end_with_parent(); "
         "print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)'\n"
         "subprocess.Popen([sys.executable, '-c', inner])\n"
         "time.sleep(600)\n"
