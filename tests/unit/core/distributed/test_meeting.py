@@ -143,7 +143,7 @@ def test_groups_are_proved_and_ranks_are_named_by_their_whole_address(monkeypatc
     told = {f"address-{rank}": address for rank, address in enumerate((b"10.0.0.9", b"10.0.0.1", b"10.0.0.12"))}
     store: Any = SimpleNamespace(get=told.__getitem__)
     made = World(0, 3, store, Meeting(1), ExitStack())
-    assert made.group() == proved[0] == [0, 1, 2]
+    assert made.group() == [0, 1, 2] and proved == [[0, 1, 2]]
     made.pulse = Pulse(store, 0, {})
     assert made.named("Connection closed by peer [10.0.0.12]:5") == "rank 2 at 10.0.0.12"
     assert made.named("Read error [10.0.0.3]:5") is None and made.named("[10.0.0.9]") is None

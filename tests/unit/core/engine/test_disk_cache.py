@@ -33,17 +33,18 @@ from tests.unit.core.models.lora.peft_oracle import ADAPTERS, make_adapter
 
 
 class Held:
-    """Reads that wait until they are let go."""
+    """Reads that wait until they are let go; `behind`: once they have read."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, behind: bool = False) -> None:
         self.names = list[str]()
         self.go, self._read = threading.Event(), ChunkStore.read
         held = self
 
         def read(store: ChunkStore, name: str, parts: Any) -> bool:
+            found = behind and held._read(store, name, parts)
             held.names.append(name)
             assert held.go.wait(20)
-            return held._read(store, name, parts)
+            return found if behind else held._read(store, name, parts)
 
         monkeypatch.setattr(ChunkStore, "read", read)
 
@@ -66,6 +67,7 @@ async def test_requests_with_one_beginning_read_it_once(filled: Any, monkeypatch
         first, second = await asyncio.gather(*both)
         assert first == second and len(held.names) == len(set(held.names)) >= 3
         await until(lambda: engine.stats.disk_fetched_tokens == len(held.names) * CHUNK)
+        assert engine.stats.cached_tokens >= 2 * len(held.names) * CHUNK, "of each of them"
         # The next copy tells the device what to forget: nothing that it never heard of.
         await said(engine, rounds()[1:3])
 
@@ -172,10 +174,13 @@ async def test_nothing_of_before_a_flush_comes_after_it(
         assert engine.stats.cached_tokens == before
 
 
-async def test_a_flush_counts_for_what_is_on_its_way(filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "read"])
+async def test_a_flush_counts_for_what_is_on_its_way(
+    filled: Any, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
     made, asked = filled
     async with started(build_engine(made)) as engine:
-        held = Held(monkeypatch)
+        held = Held(monkeypatch, behind=behind)
         asking = asyncio.create_task(answer(engine, asked))
         await until(lambda: held.names)
         engine.prefixes.flush()
