@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from core.distributed import pulse as module
 from core.distributed.pulse import PERIOD, SILENT_SECONDS, Pulse
-
-LOOKS = int(SILENT_SECONDS / PERIOD)
 
 
 class Kept:
@@ -55,17 +54,18 @@ def test_a_process_that_was_stopped_blames_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_signs_are_given_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD", 0.001)
-    kept = Kept()
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.02)
+    kept, begin = Kept(), time.monotonic()
     pulse = Pulse(kept, 0, {1: "rank 1"})
     pulse.start()
     with kept.asked:
         assert kept.asked.wait_for(lambda: kept.count > 3, 10)
     assert int(kept.words["beat-0"]) >= 2
-    for _ in range(3 * LOOKS):
+    for look in range(60):
         with kept.asked:
             seen = kept.count
             assert kept.asked.wait_for(lambda seen=seen: kept.count > seen + 1, 10)  # type: ignore[misc]
-        assert pulse.silent(0.0) is None
+        assert pulse.silent(begin + 10 + look * 0.001) is None
     pulse.stop()
 
 

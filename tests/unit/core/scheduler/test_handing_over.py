@@ -309,6 +309,7 @@ def test_the_device_forgets_what_was_reserved_and_given_up() -> None:
 def test_copies_are_settled_in_the_step_in_which_others_land() -> None:
     """The giver has woken the loop once: nothing else would."""
     host: Any = object.__new__(HostCache)
+    host.disk = None
     settled = list[int]()
     host.outgoing = SimpleNamespace(land=lambda: True)
     host.handing = SimpleNamespace(settle=lambda: bool(settled.append(1)))  # type: ignore[func-returns-value]
