@@ -64,7 +64,7 @@ async def compared(directory: Path, share: Callable[[EngineConfig], EngineConfig
 
 
 async def test_tokens_are_those_of_one_process(checkpoint_of: Callable[[str], Path]) -> None:
-    await compared(checkpoint_of("llama"), ranks, each=3)
+    await compared(checkpoint_of("llama"), ranks, each=6)
 
 
 @pytest.mark.nightly
