@@ -99,7 +99,8 @@ class DiskCache:
                     await self._read(disk, fetch)
                 return
             # Two requests with one beginning: the second finds what the first has read.
-            await asyncio.wait([other])
+            if not (await asyncio.wait([other], timeout=PATIENCE))[0]:
+                return
 
     def close(self) -> None:
         """Leave the directory to the next process. Blocks for a moment. Idempotent."""
