@@ -1,4 +1,4 @@
-"""Signs of life between machines: each rank counts on in the store, and whoever needs it looks whether it does.
+"""Signs of life between machines: each rank counts on in the store, and ranks that wait for it look whether it does.
 
 A connection to a machine that lost its power, or whose network was cut, stays open: a rank would wait for news from it
 without end. On one machine the kernel closes what a process had.
@@ -87,5 +87,5 @@ class Pulse:
                 if self._ended.wait(PERIOD):
                     return
         except RuntimeError as error:
-            # Whoever had the store is gone. The ranks it was for notice that by their own connections.
+            # The process with the store is gone, which ranks notice by their own connections.
             log.debug("no signs of life any more: %s", error)

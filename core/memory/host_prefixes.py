@@ -176,9 +176,10 @@ class HostPrefixes:
         already, where chunks before it are not, or where there is no room.
         """
         held = self.hold_ending(ids, salt)
-        if held is None or held.ending is not None:
-            if held is not None and held.ending is not None:
-                self._endings.used(held.ending)
+        if held is None:
+            return None
+        if held.ending is not None:
+            self._endings.used(held.ending)
             return None
         # Its own beginning must not give way to it.
         self.lock(held)
@@ -196,8 +197,9 @@ class HostPrefixes:
         """
         begin = (len(ids) - 1) // self.chunk * self.chunk
         held = self.find(ids, begin, salt)
-        known = self._endings.at(_place(held, salt), tail_of(ids, begin)) if held.tokens == begin else None
-        return replace(held, ending=known) if held.tokens == begin else None
+        if held.tokens < begin:
+            return None
+        return replace(held, ending=self._endings.at(_place(held, salt), tail_of(ids, begin)))
 
     def _add_ending(self, ids: Ids, salt: str, held: HeldPrefix, copy: HostCopy) -> None:
         node = held.node if held.copies else None

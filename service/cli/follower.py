@@ -63,8 +63,14 @@ class Signals:
         number = signal.Signals(hears.recv(1)[0])
         if not self.joined.is_set():
             log.info("%s: no rank has met this one yet; exiting", number.name)
-            os._exit(0)
+            _leave(0)
         log.info("%s: this machine ends with rank 0; a second signal ends it at once", number.name)
         number = signal.Signals(hears.recv(1)[0])
         log.warning("%s: stopping at once", number.name)
-        os._exit(128 + number)
+        _leave(128 + number)
+
+
+def _leave(code: int) -> None:
+    """End the process, whatever its main thread waits in, once what was logged is written."""
+    logging.shutdown()
+    os._exit(code)

@@ -49,6 +49,13 @@ class Held:
         monkeypatch.setattr(ChunkStore, "read", read)
 
 
+async def reading(engine: AsyncEngine, asked: GenerateRequest, held: Held) -> asyncio.Task[Any]:
+    """A request, "mine", that waits for reads which are held."""
+    task = asyncio.create_task(answer(engine, dataclasses.replace(asked, request_id="mine")))
+    await until(lambda: held.names)
+    return task
+
+
 @pytest.fixture
 async def filled(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> Any:
     """Settings of an engine for which three chunks of a prompt are in files, and that prompt."""
@@ -78,8 +85,7 @@ async def test_a_request_that_ends_meanwhile_leaves_nothing_behind(
     made, asked = filled
     async with started(build_engine(made)) as engine:
         held = Held(monkeypatch)
-        ended = asyncio.create_task(answer(engine, dataclasses.replace(asked, request_id="mine")))
-        await until(lambda: held.names)
+        ended = await reading(engine, asked, held)
         assert engine.abort("mine")
         with pytest.raises(RequestAborted):
             await ended
@@ -121,8 +127,7 @@ async def test_an_engine_is_still_once_threads_are_done_with_its_memory(
     made, asked = filled
     async with started(build_engine(made)) as engine:
         held = Held(monkeypatch)
-        ended = asyncio.create_task(answer(engine, dataclasses.replace(asked, request_id="mine")))
-        await until(lambda: held.names)
+        ended = await reading(engine, asked, held)
         pausing = asyncio.create_task(engine.control.pause())
         engine.abort("mine")
         with pytest.raises(RequestAborted):
@@ -147,8 +152,7 @@ async def test_an_adapter_that_goes_meanwhile_is_no_adapter(
     async with started(build_engine(made)) as engine:
         await engine.load_adapter("one", adapter.name)
         held = Held(monkeypatch)
-        asking = asyncio.create_task(answer(engine, asked))
-        await until(lambda: held.names)
+        asking = await reading(engine, asked, held)
         engine.unload_adapter("one")
         held.go.set()
         with pytest.raises(AdapterNotFound):
@@ -183,8 +187,7 @@ async def test_a_flush_counts_for_what_is_on_its_way(
     made, asked = filled
     async with started(build_engine(made)) as engine:
         held = Held(monkeypatch, behind=behind)
-        asking = asyncio.create_task(answer(engine, asked))
-        await until(lambda: held.names)
+        asking = await reading(engine, asked, held)
         engine.prefixes.flush()
         held.go.set()
         await asking
