@@ -6,8 +6,10 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from core.config import EngineConfig, ModelConfig, NodesConfig
+from core.engine.nodes import meeting_of
 from core.errors import ConfigError
 from service.config.torchrun import launched
 
@@ -23,6 +25,8 @@ def test_a_process_is_the_rank_that_it_was_started_as() -> None:
     found = launched(MADE, RANK | {"TORCHELASTIC_USE_AGENT_STORE": "True"}).nodes
     assert found == NodesConfig(4, 3, "localhost", 29400, first_device=1, hosted=True)
     assert launched(MADE, RANK | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).nodes.hosted is False
+    again = launched(MADE, RANK | {"TORCHELASTIC_RESTART_COUNT": "2"})
+    assert again.nodes.attempt == 2 and meeting_of(again, torch.device("cpu"), leads=False).attempt == 2
     assert launched(MADE, without("LOCAL_RANK")).nodes == NodesConfig(4, 3, "localhost", 29400)
 
 
