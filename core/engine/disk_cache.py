@@ -20,7 +20,9 @@ from core.engine.build_pools import Pools
 from core.engine.disagg import LEAST_HOST_BYTES, facts_of
 from core.memory.usable_prefix import usable_prefix
 from core.models.base import ModelSpec
-from core.scheduler.disk_prefixes import DiskPrefixes, Fetch, Lasting
+from core.scheduler.disk_prefixes import DiskPrefixes
+from core.scheduler.file_names import Lasting
+from core.scheduler.file_places import Fetch
 from core.scheduler.scheduler import Scheduler
 from core.types.request import Req
 
@@ -118,7 +120,7 @@ class DiskCache:
         memory, limit = scheduler.memory, req.usable(len(req.prompt) - 1)
         if disk.has_endings:
             found = usable_prefix(memory.cache, memory.companions, req.prompt, limit, req.salt, req.usable)
-            return disk.begin_ending(req.prompt, req.salt, req.usable, len(found[0].pages) * memory.page_size)
+            return disk.begin_all(req.prompt, req.salt, req.usable, len(found[0].pages) * memory.page_size)
         return disk.begin(req.prompt, req.salt, limit, memory.cache.peek(req.prompt, limit, req.salt))
 
     async def _read(self, disk: DiskPrefixes, fetch: Fetch) -> None:

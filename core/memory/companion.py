@@ -157,6 +157,20 @@ class Portable(Protocol):
         ...
 
 
+@runtime_checkable
+class Trailing(Portable, Protocol):
+    """A `Portable` of which a prefix needs what belongs to its last tokens, so that it can be kept piece by piece."""
+
+    @property
+    def trail(self) -> int:
+        """How many of the last KV pages of a prefix it needs something of, at most."""
+        ...
+
+    def slots_of(self, pages: Ints) -> Ints | None:
+        """int64[n]: the slots of KV `pages`, int64[k], in their order; None where one is gone."""
+        ...
+
+
 def resumed_by(pools: Sequence[Portable], pages: Ints) -> Ints:
     """The longest prefix of `pages`, int64[k], behind which all `pools` can go on."""
     count = -1

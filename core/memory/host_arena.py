@@ -137,9 +137,10 @@ class HostArena:
     def _fill_beside(self, back: CopyBack, staging: Staging) -> None:
         (copy,), indices = back.copies, staging.upload(list(back.beside))
         for pool, tensor, at in self._places_beside(copy):
-            passing = torch.empty(copy.beside[pool] * _row_bytes(tensor), dtype=torch.uint8, device=tensor.device)
-            self._each_run(copy, at, passing, to_host=False)
-            tensor.index_copy_(0, indices[pool], _passing(passing, tensor, copy.beside[pool]))
+            size, count = _row_bytes(tensor), len(indices[pool])
+            passing = torch.empty(count * size, dtype=torch.uint8, device=tensor.device)
+            self._each_run(copy, at + (copy.beside[pool] - count) * size, passing, to_host=False)
+            tensor.index_copy_(0, indices[pool], _passing(passing, tensor, count))
         if self._recorder is not None:
             for (name, _), slots in zip(self._beside, back.beside, strict=True):
                 self._recorder.wrote(name, slots)
@@ -163,7 +164,7 @@ class HostArena:
         What comes of another engine has the same order: for each tensor in turn the bytes of these tokens, and then all
         that the copy has beside; nothing where no token is left.
         """
-        if start >= copy.tokens:
+        if start and start >= copy.tokens:
             return []
         found, runs, held = list[memoryview](), _runs(copy.blocks, self._block), self._bytes.numpy().data
         spans = [

@@ -25,8 +25,8 @@ class HostCopy:
 class CopyOut:
     """Copy what `slots`, int64[n], hold into `copies`, one behind the other: n tokens in all.
 
-    The slots are leased until the copies have landed (law 4). Without slots nothing is copied: when it has landed, no
-    step that was submitted before reads the blocks any more, so that another engine's bytes may be written there.
+    The slots are leased until the copies have landed (law 4). Without any slots nothing is copied: when it has landed,
+    no step that was submitted before reads the blocks any more, so that another engine's bytes may be written there.
     """
 
     copies: tuple[HostCopy, ...]
@@ -51,7 +51,7 @@ class CopyBack:
     skip: int
     slots: Ints
     beside: tuple[Ints, ...] = field(default=(), kw_only=True)
-    """int64[n] each: where what the one copy has of pools beside the keys goes."""
+    """int64[n] each: where what the one copy has of pools beside the keys goes, or the last n slots of it."""
 
     @property
     def arrays(self) -> tuple[Ints, ...]:

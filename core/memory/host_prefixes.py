@@ -44,6 +44,8 @@ class HeldPrefix:
     node: PrefixNode
     ending: HostEnding | None = None
     """Behind the copies, where rows hold more than keys; its tokens are among `tokens`."""
+    trails: tuple[HostCopy, ...] = ()
+    """Or what rows hold beside the keys of the last chunks, chunk by chunk."""
 
 
 class HostPrefixes:
@@ -60,6 +62,8 @@ class HostPrefixes:
         self._index = RadixCache(chunk, of)
         self._copies: dict[int, HostCopy] = {}
         """By page of the index, which is the first block of the copy."""
+        self._trails: dict[int, HostCopy] = {}
+        """By page of the index: what rows hold beside keys, of the last tokens of that chunk."""
         self._blocks_each = tier.blocks_for(chunk)
         self._of = of
         self._endings = HostEndings(tier, chunk)
@@ -96,6 +100,41 @@ class HostPrefixes:
         end = self._endings.end_of(ending, pages)
         copies = tuple(self._copies[page] for page in pages[: (end - ending.copy.tokens) // self.chunk])
         return HeldPrefix(end, copies, match.node, ending)
+
+    def find_trail(self, ids: Ids, usable: Usable, salt: str, reach: int) -> HeldPrefix | None:
+        """As `find_ending`, up to the end of the last chunk that the trails of `reach` chunks lead to, or of all.
+
+        Of a model whose rows hold something beside the keys of their last tokens, and nothing else (`Trailing`).
+        """
+        match = self._index.match(ids, len(ids) - 1, salt)
+        pages, found, run = match.pages.tolist(), 0, 0
+        for count, page in enumerate(pages, 1):
+            run = run + 1 if page in self._trails else 0
+            if run >= min(reach, count) and usable(count * self.chunk) == count * self.chunk:
+                found = count
+        if not found:
+            return None
+        copies = tuple(self._copies[page] for page in pages[:found])
+        trails = tuple(self._trails[page] for page in pages[max(0, found - reach) : found])
+        return HeldPrefix(found * self.chunk, copies, match.node, trails=trails)
+
+    def without_trail(self, ids: Ids, salt: str) -> tuple[int, list[int]]:
+        """(how many of the whole chunks of `ids`, int64[n], are held, which of these chunks have no trail)."""
+        pages = self._index.match(ids, len(ids), salt).pages.tolist()
+        lacking = [number for number, page in enumerate(pages) if page not in self._trails]
+        return len(pages), [*lacking, *range(len(pages), len(ids) // self.chunk)]
+
+    def publish_trail(self, ids: Ids, salt: str, copy: HostCopy) -> bool:
+        """`copy`, which was reserved, has what rows hold beside the keys of the last whole chunk of `ids`, int64[n].
+
+        Given up, and False, where there is such a copy already, or no such chunk.
+        """
+        pages = self._index.match(ids, len(ids), salt).pages.tolist()
+        if len(pages) < len(ids) // self.chunk or pages[-1] in self._trails:
+            self._tier.free(copy)
+            return False
+        self._trails[pages[-1]] = copy
+        return True
 
     def lock(self, held: HeldPrefix) -> None:
         """Keep these copies until as many calls of `unlock`: a row waits for them."""
@@ -207,8 +246,11 @@ class HostPrefixes:
             self._index.lock(node)
         self._endings.add(HostEnding(copy, _place(held, salt), tail_of(ids, held.tokens), node))
 
-    def reserve_ending(self, tokens: int, beside: tuple[int, ...]) -> HostCopy | None:
-        """Room for an ending of `tokens` tokens and so many slots of each pool, which nothing finds; None without."""
+    def reserve_beside(self, tokens: int, beside: tuple[int, ...]) -> HostCopy | None:
+        """Room for `tokens` tokens and so many slots of each pool, which nothing finds; None without.
+
+        For `publish_ending`, or for `publish_trail`, which needs no tokens.
+        """
         return self._tier.take(tokens, beside)
 
     def publish_ending(self, ids: Ids, salt: str, copy: HostCopy) -> int:
@@ -235,6 +277,7 @@ class HostPrefixes:
         held, cached = len(self._copies), self._index.cached_pages
         check("page_conservation", held == cached, held=held, cached=cached)
         check("page_conservation", self._endings.kept == len(self._endings), endings=self._endings.kept)
+        check("page_conservation", self._trails.keys() <= self._copies.keys(), trails=len(self._trails))
 
     def _spare(self, blocks: int) -> None:
         # Chunks from which no ending is reached, then the endings that were not used for longest, with their chunks.
@@ -256,6 +299,8 @@ class HostPrefixes:
     def _drop(self, pages: Ids) -> int:
         for page in pages.tolist():
             self._tier.free(self._copies.pop(page))
+            if trail := self._trails.pop(page, None):
+                self._tier.free(trail)
         return len(pages) * self.chunk
 
 

@@ -53,9 +53,9 @@ class HostTier:
         return self._blocks.held * self.block
 
     def take(self, tokens: int, beside: tuple[int, ...] = ()) -> HostCopy | None:
-        """Room for a copy of `tokens` tokens, at least one; None, and no change, where there is none.
+        """Room for a copy of `tokens` tokens; None, and no change, where there is none.
 
-        `beside`: how many slots of each pool in `self.beside` it has too; empty for none.
+        `beside`: how many slots of each pool in `self.beside` it has too; empty for none. It has something of either.
         """
         count = self.blocks_for(tokens, beside)
         if count > self.num_blocks:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.batch.schedule_batch import ScheduleBatch
 from core.disagg.interface import Giver
 from core.disk.chunk_store import ChunkStore
 from core.executor.interface import HostCopies
+from core.memory.companion import Portable, Trailing
 from core.memory.host_prefixes import HostMemory
 from core.memory.request_memory import RequestMemory
-from core.scheduler.disk_prefixes import DiskPrefixes, Lasting
+from core.scheduler.disk_prefixes import DiskPrefixes
+from core.scheduler.file_names import Lasting
 from core.scheduler.handing_over import HandingOver, portable
 from core.scheduler.outgoing import Outgoing
 from core.scheduler.prefix_copies import PrefixCopies
 from core.scheduler.rejoining import Rejoining
 from core.scheduler.taking_over import TakingOver
+from core.scheduler.trails import Trails
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class HostCache:
         self._host, self._others = host, portable(memory, host.tier)
         self._page_size = memory.page_size
         if host.prefixes is not None:
-            self.prefixes = PrefixCopies(host.prefixes, memory, self.outgoing, self._others)
+            trails = _trails(self._others, host, memory, self.outgoing)
+            self.prefixes = PrefixCopies(host.prefixes, memory, self.outgoing, self._others, trails)
 
         self.handing = None
         """None where no other engine decodes what is computed here."""
@@ -81,9 +86,14 @@ class HostCache:
         """Keep prefixes in `store` too; None, and nothing is kept there, where host memory keeps none."""
         if self.prefixes is None or self._host.prefixes is None:
             return None
-        pools = self._others, self._page_size
+        pools = self._others, self._page_size, self.prefixes.trails
         self.disk = self.prefixes.disk = DiskPrefixes(store, self._host.prefixes, self.outgoing, lasting, wake, pools)
         return self.disk
+
+    def submitted(self, batch: ScheduleBatch) -> None:
+        """`batch` was submitted just now, and none is planned behind it."""
+        if self.prefixes is not None and self.prefixes.trails is not None:
+            self.prefixes.trails.submitted(batch)
 
     def settle(self) -> bool:
         """Take note of what has come, and of what other engines have got; whether anything did."""
@@ -100,6 +110,17 @@ class HostCache:
             *((0, 0, 0) if of_prefixes is None else (of_prefixes.fetched, of_prefixes.kept, of_prefixes.evicted)),
             {} if self.disk is None else self.disk.stats(),
         )
+
+
+def _trails(
+    others: Sequence[Portable], host: HostMemory, memory: RequestMemory, outgoing: Outgoing
+) -> Trails | None:
+    """None where rows hold what is of one place, as a recurrent state is, or nothing beside keys."""
+    match others:
+        case [Trailing() as pool] if host.prefixes is not None and pool.trail:
+            return Trails(pool, host.tier, host.prefixes, memory, outgoing)
+        case _:
+            return None
 
 
 def _returned(*rooms: Rejoining | TakingOver | None) -> tuple[int, int]:

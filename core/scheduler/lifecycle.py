@@ -114,6 +114,14 @@ class Lifecycle:
             self._tally.recomputed_tokens += len(ids) - seat.cached_tokens + req.encoder_len
         return True
 
+    def computed(self, row: int, tokens: int) -> None:
+        """The `tokens` tokens of `row` have led to a token, the first one since it was seated."""
+        self.memory.vouch(row, tokens)
+        if self.copies is not None and self.copies.trails is not None:
+            # Kept when its row is given back, part of it would be gone.
+            (req,) = self.running.owners(np.array([row]))
+            self.copies.keep(row, req.images.keyed(self.running.ids(row, tokens)), req.salt, req.prompt_len)
+
     def retract(self, req: Req, *, keep: bool = True) -> None:
         """Take row and pages from a running request and queue it again. It keeps its outputs.
 

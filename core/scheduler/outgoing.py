@@ -46,6 +46,21 @@ class Outgoing:
             self._then[out.number] = then
         self._copies.copy_out(out)
 
+    def begin_beside(self, copy: HostCopy, beside: tuple[Ints, ...]) -> None:
+        """Copy what `beside` names, behind the steps that were submitted, into `copy`, which has no tokens.
+
+        The next step may write there: nothing is leased.
+        """
+        self._then[copy.number] = _nothing
+        self._copies.copy_out(CopyOut((copy,), NO_SLOTS, self._tier.take_given_up(), beside))
+
+    def after(self, copy: HostCopy, then: Callable[[], None]) -> None:
+        """`then` is called once `copy`, of `begin_beside`, is there: at once if it is."""
+        if copy.number in self._then:
+            self._then[copy.number] = then
+        else:
+            then()
+
     def vacate(self, copies: tuple[HostCopy, ...], then: Callable[[], None]) -> None:
         """`then` is called by `land` once no step reads what was in the blocks of `copies` before."""
         out = CopyOut(copies, NO_SLOTS, self._tier.take_given_up())
@@ -71,3 +86,7 @@ class Outgoing:
         positions, size = np.arange(start, end), self._memory.page_size
         slots: Ints = self._memory.pages_of(row, end)[positions // size] * size + positions % size
         return slots
+
+
+def _nothing() -> None:
+    """Nothing waits for the copy."""

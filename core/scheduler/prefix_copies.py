@@ -2,22 +2,25 @@
 
 What a request has computed is copied out when it gives back its row. A newcomer that finds more of its prompt there
 than in the prefix cache gets those tokens back with its first chunk, which begins behind them. Rows that hold more than
-keys leave that too, for places where they have it: the last such place, and the last one in their prompt.
+keys leave that too, for places where they have it: the last such place, the last one in their prompt, and ends of
+chunks within it (`Trails`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from core.memory.companion import Portable, resumed_by
-from core.memory.host_moves import CopyBack
+from core.memory.host_moves import CopyBack, HostCopy
 from core.memory.host_prefixes import HeldPrefix, HostPrefixes
 from core.memory.request_memory import RequestMemory
 from core.memory.seat import Seat
 from core.memory.usable_prefix import Usable, usable_prefix
 from core.scheduler.disk_prefixes import DiskPrefixes
 from core.scheduler.outgoing import Outgoing
+from core.scheduler.trails import Trails
 from core.types.arrays import Ints
 
 
@@ -33,15 +36,24 @@ class PrefixCopies:
     """Which rows wait for a prefix, and what is copied when a row goes."""
 
     def __init__(
-        self, prefixes: HostPrefixes, memory: RequestMemory, outgoing: Outgoing, others: Sequence[Portable] = ()
+        self,
+        prefixes: HostPrefixes,
+        memory: RequestMemory,
+        outgoing: Outgoing,
+        others: Sequence[Portable] = (),
+        trails: Trails | None = None,
     ) -> None:
-        """`others`: pools that rows hold something of beside their keys, in the arena's order."""
+        """`others`: pools that rows hold something of beside their keys, in the arena's order.
+
+        `trails`: None where these are not such that prompts can be gone on from within.
+        """
         self._prefixes = prefixes
         self._others = others
         self._memory = memory
         self._outgoing = outgoing
         self._waiting: dict[int, _Waiting] = {}
         """By row: what the next batch must carry."""
+        self.trails = trails
         self.disk: DiskPrefixes | None = None
         """What goes on to files, if anything does."""
         self.fetched = self.kept = 0
@@ -60,7 +72,7 @@ class PrefixCopies:
         return self._prefixes.peek(ids, limit, salt)
 
     def keep(self, row: int, ids: Ints, salt: str, prompt_len: int) -> None:
-        """`row`, whose pages hold `ids`, int64[n], is about to give them back: copy the chunks that are not held.
+        """`row`, whose pages hold `ids`, int64[n], may give them back: copy the chunks that are not held.
 
         Only what finite logits vouch for: what comes back is trusted as it was. The first `prompt_len` tokens are those
         of its prompt.
@@ -71,6 +83,9 @@ class PrefixCopies:
         if not self._others:
             self._copy_chunks(row, ids[: len(pages) * size], salt)
             return
+        if self.trails is not None and (reached := min(self.trails.reached(row), len(pages) * size)):
+            self._copy_chunks(row, ids[:reached], salt)
+            self.trails.publish(row, reached, partial(self._write_trail, salt))
         ends = {len(found): beside for found, beside in map(self._resumed, (pages, pages[: prompt_len // size]))}
         for count in sorted(ends.keys() - {0}):
             self._copy_chunks(row, ids[: count * size], salt)
@@ -88,6 +103,10 @@ class PrefixCopies:
             self._outgoing.begin(copies, row, start, then)
             self.kept += len(copies) * self._prefixes.chunk
 
+    def _write_trail(self, salt: str, ids: Ints, copy: HostCopy) -> None:
+        if self.disk is not None and (then := self.disk.keep_trail(ids, salt, copy)) is not None:
+            self._outgoing.after(copy, then)
+
     def _resumed(self, pages: Ints) -> tuple[Ints, tuple[Ints, ...]]:
         """As many of `pages`, int64[k], as all other pools can go on behind, and which of their slots go along."""
         pages = resumed_by(self._others, pages)
@@ -103,7 +122,7 @@ class PrefixCopies:
         """
         if not self._others or limit is not None:
             return limit
-        held = self._prefixes.find_ending(ids, usable, salt)
+        held = self._find(ids, usable, salt)
         if held is None:
             return None
         match, _ = usable_prefix(self._memory.cache, self._memory.companions, ids, len(ids) - 1, salt, usable)
@@ -115,7 +134,10 @@ class PrefixCopies:
         `ids`, int64[n], of which one at least is left to compute. `usable`: see `usable_prefix`.
         """
         if self._others:
-            return self._fetch_ending(seat, ids, salt, usable)
+            seat = self._fetch_all(seat, ids, salt, usable)
+            if self.trails is not None:
+                self.trails.seated(seat.row, ids, salt, seat.cached_tokens)
+            return seat
         held = self._prefixes.find(ids, usable(len(ids) - 1), salt)
         # Whole pages, as from the device's cache: where it began to compute is where the cache may be cut (`doubt`).
         size = self._memory.page_size
@@ -127,17 +149,26 @@ class PrefixCopies:
         back = CopyBack(held.copies[first:last], skip - first * self._prefixes.chunk, slots)
         return self._seated(seat, end, (back,), held)
 
-    def _fetch_ending(self, seat: Seat, ids: Ints, salt: str, usable: Usable) -> Seat:
-        held = None if seat.cached_tokens else self._prefixes.find_ending(ids, usable, salt)
-        if held is None or held.ending is None:
+    def _find(self, ids: Ints, usable: Usable, salt: str) -> HeldPrefix | None:
+        """What host memory has most tokens of, together with all that rows hold beside their keys."""
+        ending = self._prefixes.find_ending(ids, usable, salt)
+        trail = None if self.trails is None else self.trails.find(ids, usable, salt)
+        return max((held for held in (ending, trail) if held is not None), key=lambda held: held.tokens, default=None)
+
+    def _fetch_all(self, seat: Seat, ids: Ints, salt: str, usable: Usable) -> Seat:
+        held = None if seat.cached_tokens else self._find(ids, usable, salt)
+        if held is None:
             return seat
-        begin = held.tokens - held.ending.copy.tokens
         slots = self._outgoing.slots(seat.row, 0, held.tokens)
         pages = self._memory.pages_of(seat.row, held.tokens)
         beside = tuple(pool.resumes(seat.row, pages) for pool in self._others)
-        chunks = (CopyBack(held.copies, 0, slots[:begin]),) if begin else ()
-        last = CopyBack((held.ending.copy,), 0, slots[begin:], beside=beside)
-        return self._seated(seat, held.tokens, (*chunks, last), held)
+        begin = held.tokens - (0 if held.ending is None else held.ending.copy.tokens)
+        backs = [CopyBack(held.copies, 0, slots[:begin])] if begin else []
+        if held.ending is not None:
+            backs.append(CopyBack((held.ending.copy,), 0, slots[begin:], beside=beside))
+        elif self.trails is not None:
+            backs += self.trails.backs(held, beside[0])
+        return self._seated(seat, held.tokens, tuple(backs), held)
 
     def _seated(self, seat: Seat, end: int, backs: tuple[CopyBack, ...], held: HeldPrefix) -> Seat:
         self._prefixes.lock(held)
@@ -149,6 +180,8 @@ class PrefixCopies:
 
     def gone(self, row: int) -> bool:
         """The owner of `row` gives it back. Returns whether it waited still: nothing was written there then."""
+        if self.trails is not None:
+            self.trails.gone(row)
         waiting = self._waiting.pop(row, None)
         if waiting is not None:
             self._prefixes.unlock(waiting.held)

@@ -190,7 +190,7 @@ class ResultProcessor:
         check("output_position", bool((known >= ends).all()), step=result.step_id)
         for row in rows[known == ends].tolist():
             # The first token since the admission: its logits came of all tokens before it.
-            self._memory.vouch(row, int(running.known[row]))
+            self._lifecycle.computed(row, int(running.known[row]))
         made = len(new.rows)
         new, endings = self._cut(new)
         self._tally.surplus(made - len(new.rows))

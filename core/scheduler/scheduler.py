@@ -223,6 +223,8 @@ class Scheduler:
                 break
             buggify.point("planned")
             self.executor.submit(batch)
+            if self.host_cache is not None:
+                self.host_cache.submitted(batch)
             tokens = self.tally.submitted(batch)
             self._pace.submitted(now, tokens)
             self._phases.done(SUBMIT, batch.step_id, tokens)

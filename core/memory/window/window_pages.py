@@ -29,7 +29,7 @@ class WindowWrites:
 
 class WindowPages:
     """Window pages 1..size, each free or standing for one KV page; page 0 is padding and never leaves (law 6).
-    A `Companion`, and `Growing`.
+    A `Companion`, `Growing`, and `Trailing`.
 
     A row uses the pages from its window's first key to its newest token. A page that every row has passed is idle: it
     keeps its contents, in case a later request resumes behind it, until a row needs room or its KV page is freed. So
@@ -170,7 +170,16 @@ class WindowPages:
 
     def leaves(self, pages: Ints) -> Ints | None:
         """See `Portable`. A page that the row has passed may have gone to another row since."""
-        windows = self._window_of[self._needed(pages)]
+        return self.slots_of(self._needed(pages))
+
+    @property
+    def trail(self) -> int:
+        """See `Trailing`: the pages that hold the newest `window` - 1 tokens behind the end of a page."""
+        return (self.bounds.window + self.bounds.page_size - 2) // self.bounds.page_size
+
+    def slots_of(self, pages: Ints) -> Ints | None:
+        """See `Trailing`."""
+        windows = self._window_of[pages]
         return self._slots(windows) if windows.all() else None
 
     def resumes(self, row: int, pages: Ints) -> Ints:

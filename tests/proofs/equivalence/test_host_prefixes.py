@@ -272,3 +272,38 @@ async def test_a_flush_takes_the_copies_too(checkpoint_of: Callable[[str], Path]
     made = small(config(checkpoint_of("llama"), TIGHT, room=ROOM, overlap=True, cache="radix"))
     async with started(build_engine(made)) as engine:
         assert await flushed(engine, rounds()[:4]) == 0
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, pytest.param(PAGE, marks=pytest.mark.nightly), 6 * PAGE])
+async def test_another_question_goes_on_within_a_prompt_of_windows(
+    checkpoint_of: Callable[[str], Path], chunk: int
+) -> None:
+    """Chunks that are shorter than the window, and longer; the last of them before the place where questions differ."""
+    directory, asked = checkpoint_of("gemma3_text"), questions(3)
+    roomy, tight = (
+        dataclasses.replace(made, memory=dataclasses.replace(made.memory, host_cache_chunk=chunk))
+        for made in (
+            config(directory, ROOMY, room=0, overlap=True, cache="radix"),
+            small(config(directory, TIGHT, room=ROOM, overlap=True, cache="radix")),
+        )
+    )
+    expected, _ = await in_turn(roomy, asked)
+    found, stats = await in_turn(tight, asked)
+    same(found, expected)
+    again = len(asked) - len(asked) // 3
+    assert stats.host_fetched_tokens == again * (DOCUMENT // chunk * chunk) > 0
+
+
+DOCUMENT = 50
+
+
+def questions(turns: int) -> list[GenerateRequest]:
+    """Documents that are asked about in turn, each time something else, and all longer than a window."""
+    rng = random.Random(5)
+    documents = [[rng.randrange(3, 90) for _ in range(DOCUMENT)] for _ in range(3)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=FEW, ignore_eos=True, logprobs=1)
+    return [
+        GenerateRequest(token_ids=(*each, *(10 + turn * 7 + n for n in range(5))), sampling=sampling, want_text=False)
+        for turn in range(turns)
+        for each in documents
+    ]

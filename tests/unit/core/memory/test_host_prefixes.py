@@ -136,12 +136,12 @@ def test_what_came_by_another_way_meanwhile_is_given_up() -> None:
 def test_an_ending_that_was_reserved_is_found_once_it_is_filled() -> None:
     tier = HostTier(8 * EACH * BLOCK, 8, BLOCK, {"states": 16})
     prefixes, prompt = HostPrefixes(tier, CHUNK), ids(1, rest=2)
-    copy = prefixes.reserve_ending(2, (1,))
+    copy = prefixes.reserve_beside(2, (1,))
     assert copy is not None and (copy.tokens, copy.beside) == (2, (1,))
     assert prefixes.publish_ending(prompt, "", copy) == 0, "its chunk is not here"
     assert tier.used_bytes == 0
     prefixes.extend(prompt, "")
-    first, second = prefixes.reserve_ending(2, (1,)), prefixes.reserve_ending(2, (1,))
+    first, second = prefixes.reserve_beside(2, (1,)), prefixes.reserve_beside(2, (1,))
     assert first is not None and second is not None
     assert prefixes.find_ending(np.append(prompt, 1), int, "") is None
     assert prefixes.publish_ending(prompt, "", first) == 2 and prefixes.publish_ending(prompt, "", second) == 0

@@ -11,7 +11,8 @@ import pytest
 
 from core.memory.host_prefixes import HostPrefixes
 from core.memory.host_tier import HostTier
-from core.scheduler.disk_prefixes import DiskPrefixes, Lasting
+from core.scheduler.disk_prefixes import DiskPrefixes
+from core.scheduler.file_names import Lasting
 
 CHUNK, BLOCK = 4, 32
 
