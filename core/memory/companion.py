@@ -39,8 +39,8 @@ class AdmissionFacts:
     cached: Ints
     """int64[k]: cached pages that it reuses."""
     known: int
-    """Pages of its tokens that the prefix cache holds, including those behind `cached` that some companion could not
-    resume from (known >= k)."""
+    """Pages of its tokens that the prefix cache or host memory holds, including those behind `cached` that some
+    companion could not resume from (known >= k)."""
     encoder_tokens: int = 0
     """Tokens of the encoder's input; 0 for a model without encoder."""
     adapter_slot: int = 0

@@ -112,25 +112,25 @@ class RequestMemory:
         encoder_tokens: int = 0,
         adapter_slot: int = 0,
         at_most: int | None = None,
+        elsewhere: int = 0,
         usable: Usable = int,
     ) -> Seat | None:
         """Take a row and pages for all of `ids`, sharing what the cache has; None (and no change) when it does not fit.
 
         At least one token is left to compute: the first output is sampled from its logits. `reserve_pages` must stay
         obtainable, for decodes of running requests. `encoder_tokens`: tokens of the encoder's input, `adapter_slot`:
-        slot of the LoRA adapter, 0 without. `at_most`: limit of shared tokens. `usable`: see `usable_prefix`.
+        slot of the LoRA adapter, 0 without. `at_most`: limit of shared tokens. `elsewhere`: as many of its
+        first pages host memory has keys of. `usable`: see `usable_prefix`.
         """
         if not self.rows.available:
             return None
         limit = len(ids) - 1 if at_most is None else min(len(ids) - 1, at_most)
         match, known = usable_prefix(self.cache, self.companions, ids, limit, salt, usable)
-        facts = AdmissionFacts(len(ids), match.pages, known, encoder_tokens, adapter_slot)
+        facts = AdmissionFacts(len(ids), match.pages, max(known, elsewhere), encoder_tokens, adapter_slot)
         needed = self.allocator.pages_for(len(ids)) - len(match.pages)
         self.cache.lock(match.node)
-        pages = None
-        if needed + reserve_pages <= self.obtainable_pages and all(c.can_admit(facts) for c in self.companions):
-            pages = self._alloc(needed)
-        if pages is None:
+        fits = needed + reserve_pages <= self.obtainable_pages and all(c.can_admit(facts) for c in self.companions)
+        if not fits or (pages := self._alloc(needed)) is None:
             self._free(self.cache.unlock(match.node))
             return None
         taken = self.rows.alloc()

@@ -84,6 +84,7 @@ class Lifecycle:
             encoder_tokens=req.encoder_len,
             adapter_slot=req.adapter_slot,
             at_most=at_most,
+            elsewhere=0 if copies is None else copies.known(ids, req.salt) // self.memory.page_size,
             usable=req.usable,
         )
         if seat is None:

@@ -2,8 +2,8 @@
 
 What a request has computed is copied out when it gives back its row. A newcomer that finds more of its prompt there
 than in the prefix cache gets those tokens back with its first chunk, which begins behind them. Rows that hold more than
-keys leave that too, for places where they have it: the last such place, the last one in their prompt, and ends of
-chunks within it (`Trails`).
+keys leave that too, for places where they have it: the last such place, the last one in their prompt, and where it
+leaves what is held, or ends of chunks within it (`Trails`).
 """
 
 from __future__ import annotations
@@ -71,6 +71,13 @@ class PrefixCopies:
         """
         return self._prefixes.peek(ids, limit, salt)
 
+    def known(self, ids: Ints, salt: str) -> int:
+        """Tokens of a newcomer with `ids`, int64[n], behind which its row should leave what it holds, for others.
+
+        As `peek`, where rows hold what is of one place: nothing goes on from there before a row has left it.
+        """
+        return self.peek(ids, len(ids) - 1, salt) if self._others and self.trails is None else 0
+
     def keep(self, row: int, ids: Ints, salt: str, prompt_len: int) -> None:
         """`row`, whose pages hold `ids`, int64[n], may give them back: copy the chunks that are not held.
 
@@ -86,7 +93,9 @@ class PrefixCopies:
         if self.trails is not None and (reached := min(self.trails.reached(row), len(pages) * size)):
             self._copy_chunks(row, ids[:reached], salt)
             self.trails.publish(row, reached, partial(self._write_trail, salt))
-        ends = {len(found): beside for found, beside in map(self._resumed, (pages, pages[: prompt_len // size]))}
+        # Where it leaves what other prompts have left, so will further ones.
+        places = len(pages), prompt_len // size, self.known(ids[:prompt_len], salt) // size
+        ends = {len(found): beside for found, beside in (self._resumed(pages[:count]) for count in places)}
         for count in sorted(ends.keys() - {0}):
             self._copy_chunks(row, ids[: count * size], salt)
             beside = ends[count]

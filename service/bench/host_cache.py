@@ -30,8 +30,9 @@ from service.bench.family_shapes import FAMILY_SHAPES
 from service.bench.random_checkpoint import save_random_checkpoint
 from service.bench.workloads import FIRST_ID
 
-PREFIX, REST = 4096, 16
-"""Tokens of a prefix, and of what each request asks behind it."""
+PREFIX, REST = 4096, 40
+"""Tokens of a prefix, and of what each request asks behind it, which is no whole number of pages."""
+TURNS: Final = 3
 CONTEXT: Final = PREFIX + 256
 PROMPTS: Final = 3
 """Prefixes that take turns; the small pool holds one of them, and what is asked behind it."""
@@ -147,14 +148,17 @@ async def _engine(
 
 
 async def _first_tokens(engines: _Engines, pick: random.Random) -> float:
-    """Median seconds to a first token of prefixes that are asked by turns, each for the second time."""
+    """Median seconds to a first token of prefixes that are asked by turns, each for the third time, something else each.
+
+    A model with recurrent states goes on within a prompt from the third question on (decision 63).
+    """
     prefixes = [_ids(pick, PREFIX) for _ in range(PROMPTS)]
     found = []
-    for turn in range(2):
+    for turn in range(TURNS):
         engine = await engines.turn()
         for prefix in prefixes:
             seconds, _ = await _ask(engine, prefix + _ids(pick, REST), 2)
-            if turn:
+            if turn == TURNS - 1:
                 found.append(seconds)
     return median(found)
 

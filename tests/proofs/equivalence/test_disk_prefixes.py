@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from core.config import EngineConfig, LoraConfig
@@ -17,7 +18,16 @@ from core.errors import ConfigError
 from core.memory.host_tier import BLOCK
 from core.types.io import GenerateRequest
 from core.types.stats import EngineStats
-from tests.proofs.equivalence.test_host_prefixes import CHUNK, TIGHT, rounds, same, small
+from tests.proofs.equivalence.test_host_prefixes import (
+    CHUNK,
+    DOCUMENT,
+    TIGHT,
+    in_turn,
+    questions,
+    rounds,
+    same,
+    small,
+)
 from tests.proofs.equivalence.test_rejoining import ROOM, ROOMY, Answer, answer, config
 from tests.support.engines import started
 from tests.support.until import until
@@ -64,6 +74,33 @@ async def test_a_process_goes_on_from_what_another_has_computed(
     same(found[::-1], expected)
     assert stats.disk_fetched_tokens >= 6 * 3 * CHUNK and stats.disk_failures == 0, stats
     assert stats.cached_tokens >= stats.disk_fetched_tokens, "a client is told that they were cached"
+
+
+async def test_another_question_goes_on_within_a_prompt_of_windows(
+    checkpoint_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Of another process too; and where a file is lacking, from before it."""
+    directory, (*asked, third, _, _) = checkpoint_of("gemma3_text"), questions(3)
+    expected, _ = await in_turn(config(directory, ROOMY, room=0, **KEPT), [*asked, third])
+    made = filed(directory, tmp_path / "files")
+    async with started(build_engine(made)) as engine:
+        same((await said(engine, asked[:3]))[0], expected[:3])
+        host = engine._scheduler.host_cache
+        assert host is not None and host.disk is not None
+        await until(lambda: host.disk is not None and host.disk.is_idle)
+    async with started(build_engine(made)) as engine:
+        found, stats = await said(engine, asked[3:])
+    same(found, expected[3:6])
+    assert stats.disk_fetched_tokens == stats.host_fetched_tokens == 3 * (DOCUMENT // CHUNK * CHUNK), stats
+    async with started(build_engine(made)) as engine:
+        host = engine._scheduler.host_cache
+        assert host is not None and host.disk is not None
+        names, ids = host.disk._names, np.array(third.token_ids)
+        gone = names.trail(ids[: DOCUMENT // CHUNK * CHUNK], "")
+        assert gone is not None and host.disk._store._drop(gone) is None
+        found, stats = await said(engine, [third])
+    same(found, expected[6:])
+    assert stats.disk_fetched_tokens == (DOCUMENT // CHUNK - 1) * CHUNK, stats
 
 
 async def test_what_host_memory_gives_up_comes_back(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:

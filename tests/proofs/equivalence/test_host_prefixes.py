@@ -28,6 +28,7 @@ CHUNK, PREFIX = 8, 30
 TIGHT = 26
 """Pages: two prompts and their outputs, so that each prompt drives out the one before the last."""
 FEW = 6
+WINDOWS = ("gpt_oss", "gemma2", "cohere2")
 STATES = ("falcon_h1", "mamba2", "lfm2", "granitemoehybrid")
 OPTIONS = [options for options in SAMPLING_MATRIX.values() if "n" not in options][:6]
 
@@ -275,11 +276,14 @@ async def test_a_flush_takes_the_copies_too(checkpoint_of: Callable[[str], Path]
 
 
 @pytest.mark.parametrize("chunk", [CHUNK, pytest.param(PAGE, marks=pytest.mark.nightly), 6 * PAGE])
+@pytest.mark.parametrize(
+    "kind", ["gemma3_text", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in WINDOWS)]
+)
 async def test_another_question_goes_on_within_a_prompt_of_windows(
-    checkpoint_of: Callable[[str], Path], chunk: int
+    checkpoint_of: Callable[[str], Path], kind: str, chunk: int
 ) -> None:
     """Chunks that are shorter than the window, and longer; the last of them before the place where questions differ."""
-    directory, asked = checkpoint_of("gemma3_text"), questions(3)
+    directory, asked = checkpoint_of(kind), questions(3)
     roomy, tight = (
         dataclasses.replace(made, memory=dataclasses.replace(made.memory, host_cache_chunk=chunk))
         for made in (
@@ -292,6 +296,19 @@ async def test_another_question_goes_on_within_a_prompt_of_windows(
     same(found, expected)
     again = len(asked) - len(asked) // 3
     assert stats.host_fetched_tokens == again * (DOCUMENT // chunk * chunk) > 0
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in STATES)])
+async def test_the_third_question_goes_on_within_a_prompt_of_states(
+    checkpoint_of: Callable[[str], Path], kind: str
+) -> None:
+    """The second one leaves the state where it differs from the first, which nothing had asked for before."""
+    directory, asked = checkpoint_of(kind), questions(3)
+    expected, _ = await in_turn(config(directory, ROOMY, room=0, overlap=True, cache="radix"), asked)
+    made = small(config(directory, TIGHT, room=ROOM, overlap=True, cache="radix"))
+    found, stats = await in_turn(made, asked)
+    same(found, expected)
+    assert stats.host_fetched_tokens == len(asked) // 3 * (DOCUMENT // CHUNK * CHUNK)
 
 
 DOCUMENT = 50
