@@ -112,9 +112,7 @@ class HostCache:
         )
 
 
-def _trails(
-    others: Sequence[Portable], host: HostMemory, memory: RequestMemory, outgoing: Outgoing
-) -> Trails | None:
+def _trails(others: Sequence[Portable], host: HostMemory, memory: RequestMemory, outgoing: Outgoing) -> Trails | None:
     """None where rows hold what is of one place, as a recurrent state is, or nothing beside keys."""
     match others:
         case [Trailing() as pool] if host.prefixes is not None and pool.trail:

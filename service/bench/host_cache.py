@@ -148,7 +148,7 @@ async def _engine(
 
 
 async def _first_tokens(engines: _Engines, pick: random.Random) -> float:
-    """Median seconds to a first token of prefixes that are asked by turns, each for the third time, something else each.
+    """Median seconds to a first token of prefixes that are asked by turns, each for the third time, and otherwise each.
 
     A model with recurrent states goes on within a prompt from the third question on (decision 63).
     """

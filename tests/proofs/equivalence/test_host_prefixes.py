@@ -17,6 +17,7 @@ from core.engine.build import build_engine
 from core.types.io import GenerateRequest
 from core.types.sampling_params import SamplingParams
 from core.types.stats import EngineStats
+from tests.proofs.equivalence.test_embeddings import embed_one
 from tests.proofs.equivalence.test_rejoining import PAGE, ROOM, ROOMY, Answer, answer, config
 from tests.support.engines import started
 from tests.support.fakes.fixed_depth import FixedDepth
@@ -276,9 +277,7 @@ async def test_a_flush_takes_the_copies_too(checkpoint_of: Callable[[str], Path]
 
 
 @pytest.mark.parametrize("chunk", [CHUNK, pytest.param(PAGE, marks=pytest.mark.nightly), 6 * PAGE])
-@pytest.mark.parametrize(
-    "kind", ["gemma3_text", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in WINDOWS)]
-)
+@pytest.mark.parametrize("kind", ["gemma3_text", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in WINDOWS)])
 async def test_another_question_goes_on_within_a_prompt_of_windows(
     checkpoint_of: Callable[[str], Path], kind: str, chunk: int
 ) -> None:
@@ -296,6 +295,26 @@ async def test_another_question_goes_on_within_a_prompt_of_windows(
     same(found, expected)
     again = len(asked) - len(asked) // 3
     assert stats.host_fetched_tokens == again * (DOCUMENT // chunk * chunk) > 0
+
+
+async def test_a_longer_beginning_is_taken_than_that_of_a_shorter_prompt(checkpoint_of: Callable[[str], Path]) -> None:
+    """Which ended where a row could go on, too."""
+    (first, *others), (again, *_) = questions(1), questions(2)[3:]
+    shorter = dataclasses.replace(first, token_ids=(first.token_ids or ())[:13])
+    made = small(config(checkpoint_of("gemma3_text"), TIGHT, room=ROOM, overlap=True, cache="radix"))
+    async with started(build_engine(made)) as engine:
+        for each in (first, shorter, *others):
+            await answer(engine, each)
+        before = engine.stats
+        await answer(engine, again)
+        assert engine.stats.host_fetched_tokens - before.host_fetched_tokens == DOCUMENT // CHUNK * CHUNK
+
+
+async def test_a_prompt_that_leads_to_no_token_leaves_no_windows(checkpoint_of: Callable[[str], Path]) -> None:
+    made = small(config(checkpoint_of("gemma3_text"), TIGHT, room=ROOM, overlap=True, cache="radix"))
+    async with started(build_engine(made)) as engine:
+        found = await embed_one(engine, tuple(questions(1)[0].token_ids or ()))
+        assert len(found.values) and engine.stats.host_cache_bytes == 0
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in STATES)])

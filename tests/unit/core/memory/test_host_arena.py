@@ -224,3 +224,29 @@ def test_a_copy_without_room_for_what_is_beside_is_no_copy() -> None:
     short = HostCopy(copy.number, 2, copy.blocks, (1,))
     with pytest.raises(InvariantViolation, match="host_copy_room"):
         arena.copy_out(CopyOut((short,), np.arange(2), beside=(np.array([1]),)))
+
+
+def test_the_last_slots_of_what_is_beside_go_where_fewer_are_asked_for(seed: int) -> None:
+    """Of a copy without tokens; a window may begin within what it has."""
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    windows = [torch.randn(SLOTS, 3), torch.randn(SLOTS, 2, 2).to(torch.bfloat16)]
+    tier = HostTier(1 << 12, 8, 50, {"windows": 20})
+    arena = HostArena(
+        ("kv", [torch.randn(SLOTS, 2)]), tier.num_blocks, tier.block, DeviceStreams(CPU), beside=[("windows", windows)]
+    )
+    copy, source = tier.take(0, (6,)), rng.permutation(SLOTS)[:6]
+    assert copy is not None and len(copy.blocks) == -(-6 * 20 // 50)
+    arena.copy_out(CopyOut((copy,), np.empty(0, np.int64), beside=(source,)))
+    assert b"".join(arena.views(copy)) == b"".join(
+        each[source].flatten().view(torch.uint8).numpy().tobytes() for each in windows
+    )
+    kept = [each.clone() for each in windows]
+    for count in (6, 4, 1):
+        for each in windows:
+            each.zero_()
+        place = rng.permutation(SLOTS)[:count]
+        arena.copy_back(CopyBack((copy,), 0, np.empty(0, np.int64), beside=(place,)))
+        for each, before in zip(windows, kept, strict=True):
+            assert torch.equal(each[place], before[source[-count:]])
+            assert np.count_nonzero(each.flatten(1).any(1)) == count, "no other slot was written"

@@ -1,4 +1,4 @@
-"""What is copied of windows while a prompt is computed: of which chunks, when, for how long, and what it fills later."""
+"""What is copied of windows while a prompt is computed: of which chunks, when, for how long, and where it goes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class World:
         return seat
 
     def publish(self, seat: Seat, prompt: Ints, tokens: int | None = None) -> None:
-        """The chunks of the prompt are held, and its first `tokens` tokens count; those of all of its trails without."""
+        """The chunks of the prompt are held, and its first `tokens` tokens count; without that all of its trails do."""
         self.prefixes.extend(prompt, "")
         reached = self.trails.reached(seat.row) if tokens is None else tokens
         self.trails.publish(seat.row, reached, lambda held, copy: self.told.append(len(held)))
@@ -119,7 +119,9 @@ def test_each_chunk_is_copied_behind_the_step_that_ends_it() -> None:
     world.check()
 
 
-@pytest.mark.parametrize(("window", "pages", "reach"), [(2, 1, 1), (PAGE + 1, 1, 1), (CHUNK + 1, 2, 1), (CHUNK + 2, 2, 2)])
+@pytest.mark.parametrize(
+    ("window", "pages", "reach"), [(2, 1, 1), (PAGE + 1, 1, 1), (CHUNK + 1, 2, 1), (CHUNK + 2, 2, 2)]
+)
 def test_of_a_chunk_is_copied_what_a_window_can_reach(window: int, pages: int, reach: int) -> None:
     """And a prompt is gone on from behind as many chunks as the window reaches over."""
     world, prompt = World(window), ids(3 * CHUNK + 1)
@@ -235,3 +237,33 @@ def test_a_copy_is_written_to_files_when_it_is_there() -> None:
     world.outgoing.land()
     world.outgoing.after(second, lambda: order.append("second"))
     assert order == ["first", "second"]
+
+
+def test_a_copy_goes_with_its_chunk() -> None:
+    world, prompt = World(), ids(2 * CHUNK + 1)
+    world.serve(prompt)
+    while world.tier.take(1) is not None:
+        world.check()
+    assert world.prefixes.tokens == 0 and world.found(prompt) == 0
+    assert len(world.tier.take_given_up()) == 4
+    world = World()
+    world.serve(prompt)
+    assert world.prefixes.flush() == 2 * CHUNK and world.tier.used_bytes == 0
+
+
+def test_a_copy_of_a_chunk_that_is_not_held_is_given_up() -> None:
+    world, prompt = World(), ids(3 * CHUNK)
+    world.prefixes.extend(prompt[: 2 * CHUNK], "")
+
+    def published(end: int) -> bool:
+        copy = world.prefixes.reserve_beside(0, world.trails.beside)
+        assert copy is not None
+        kept = world.prefixes.publish_trail(prompt[:end], "", copy)
+        assert world.tier.take_given_up() == (() if kept else (copy.number,))
+        return kept
+
+    assert [published(end) for end in (2 * CHUNK, 3 * CHUNK, 2 * CHUNK, CHUNK)] == [True, False, False, True]
+    assert world.lacking(prompt) == [2] and not world.prefixes.publish_trail(
+        ids(CHUNK, 500), "", world.tier.take(0, world.trails.beside) or pytest.fail("there is room")
+    )
+    world.check()
