@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tests.chaos.process import ServerProcess
 from tests.contract.gateway.smg import needs_smg
 from tests.contract.gateway.smg_pairs import transfers
 from tests.proofs.equivalence.test_disaggregation import BY_NIXL
-from tests.support.cables import Cable, laid, may_cut
+from tests.support.cables import Cable, Slow, laid, may_cut
 from tests.system.paired_fleet import TRANSFER_TIMEOUT, server, settled
 from tests.system.test_disaggregation import REMOTE_DECODE, asked, settings
 
@@ -132,3 +133,24 @@ async def test_a_cable_that_is_cut_again_and_again_costs_time(
         before = (await transfers(servers.decode))["taken_requests"]
         await servers.answer(fresh)
         assert (await transfers(servers.decode))["taken_requests"] == before + 1
+
+
+@WAYS
+async def test_a_cable_that_delays_reorders_and_loses_packets_costs_time(
+    settings: Path, way: str, tmp_path: Path, seed: int
+) -> None:
+    """Every packet takes its own 5 to 40 ms, and one of 50 none at all: some keys come late, and some too late."""
+    print(f"seed {seed}")
+    asks = prompts(seed, 40)
+    with laid(Slow(5, 40, 50, seed)) as cable, pair(cable, settings, way, tmp_path) as servers:
+        began = time.monotonic()
+        _, writer = await asyncio.open_connection(*servers.prefill.target.rsplit(":", 1))
+        assert time.monotonic() - began >= 2 * 0.005, "there and back"
+        writer.close()
+        found = list[list[int]]()
+        for first in range(0, len(asks), 8):
+            found += await asyncio.gather(*map(servers.answer, asks[first : first + 8]))
+        assert found == await asyncio.gather(*map(servers.decoded, asks))
+        told = await transfers(servers.decode)
+        assert told["taken_requests"] > 0, told
+        await settled([servers.prefill, servers.decode])

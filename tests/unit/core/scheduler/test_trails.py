@@ -262,7 +262,8 @@ def test_a_copy_of_a_chunk_that_is_not_held_is_given_up() -> None:
         assert world.tier.take_given_up() == (() if kept else (copy.number,))
         return kept
 
-    assert [published(end) for end in (2 * CHUNK, 3 * CHUNK, 2 * CHUNK, CHUNK)] == [True, False, False, True]
+    ends = 3 * CHUNK, 2 * CHUNK, 3 * CHUNK, 2 * CHUNK, CHUNK
+    assert [published(end) for end in ends] == [False, True, False, False, True]
     assert world.lacking(prompt) == [2] and not world.prefixes.publish_trail(
         ids(CHUNK, 500), "", world.tier.take(0, world.trails.beside) or pytest.fail("there is room")
     )

@@ -28,12 +28,12 @@ class Asked:
 
 
 async def test_each_way_is_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First tokens of prefixes that were asked for once before, with others between; second turns behind answers."""
+    """First tokens of prefixes that were asked for before, with others between; second turns behind answers."""
     asked = Asked(monkeypatch)
     nothing: Any = SimpleNamespace(turn=AsyncMock())
-    assert await host_cache._first_tokens(nothing, random.Random(1)) == 5.0, "the median of 4, 5 and 6"
+    assert await host_cache._first_tokens(nothing, random.Random(1)) == 8.0, "the median of 7, 8 and 9"
     prefixes = [prompt[: host_cache.PREFIX] for prompt in asked.prompts]
-    assert prefixes[:3] == prefixes[3:] and len(set(prefixes)) == 3 and len(set(asked.prompts)) == 6
+    assert prefixes[:3] == prefixes[3:6] == prefixes[6:] and len(set(prefixes)) == 3 and len(set(asked.prompts)) == 9
     asked.prompts.clear()
     assert await host_cache._second_turns(nothing, random.Random(1)) >= 0
     first, second = asked.prompts[: host_cache.TALKS], asked.prompts[host_cache.TALKS :]
