@@ -66,17 +66,22 @@ class Pulse:
             self._known[rank] = seen
         return next((self._watched[rank] for rank, waited in self._silent.items() if waited > SILENT_SECONDS), None)
 
-    def end_when_silent(self, end: Callable[[], None]) -> None:
-        """Call `end` once a watched rank is silent, from another thread: this one waits for that rank, without end."""
+    def end_when_silent(self, end: Callable[[], None]) -> Callable[[], None]:
+        """Call `end` once a watched rank is silent, from another thread: this one waits for that rank, without end.
+
+        Returns what ends that watch: from then on the caller looks itself.
+        """
+        over = threading.Event()
 
         def watch() -> None:
-            while not self._ended.wait(PERIOD):
+            while not (self._ended.wait(PERIOD) or over.is_set()):
                 if (lost := self.silent(time.monotonic())) is not None:
                     log.critical("%s has given no sign of life for %.0f s", lost, SILENT_SECONDS)
                     end()
                     return
 
         threading.Thread(target=watch, name="slipstream-silence", daemon=True).start()
+        return over.set
 
     def _beat(self) -> None:
         try:

@@ -59,10 +59,17 @@ def be_started(config: EngineConfig, rank: int, meeting: Meeting) -> None:
     be_rank(config, rank, meeting)
 
 
-def be_rank(config: EngineConfig, rank: int, meeting: Meeting, joined: Callable[[], None] = lambda: None) -> bool:
+def be_rank(
+    config: EngineConfig,
+    rank: int,
+    meeting: Meeting,
+    joined: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
+) -> bool:
     """Be rank `rank` of the engine of `meeting`, to its end: whether rank 0 has said that it is.
 
-    `joined` is called once all ranks have met. Raises StartupError where they do not, or this one cannot be loaded.
+    `joined` is called once all ranks have met, and `check` while this one waits for that; it raises where that is in
+    vain. Raises StartupError where they do not, or this one cannot be loaded.
     """
     device = resolve_device(config.executor.device)
     if device.type == "cuda":
@@ -72,12 +79,12 @@ def be_rank(config: EngineConfig, rank: int, meeting: Meeting, joined: Callable[
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     use_threads(config)
-    world = World.join(rank, config.model.ranks, meeting, device)
+    world = World.join(rank, config.model.ranks, meeting, device, check)
     joined()
     try:
         if config.nodes.nnodes > 1:
             check_alike(config, device, world)
-            world.beat().end_when_silent(_end)
+            world.beat().end_when_silent(end_now)
         follow(_following(config, device, world), world, partial(_pinned, Staging(device)))
         world.say_ended()
     except StartupError as error:
@@ -95,7 +102,7 @@ def be_rank(config: EngineConfig, rank: int, meeting: Meeting, joined: Callable[
     return True
 
 
-def _end() -> None:
+def end_now() -> None:
     """End this process at once. No exception reaches a thread that waits for another machine."""
     logging.shutdown()
     os._exit(LOST_CODE)

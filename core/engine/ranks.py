@@ -34,7 +34,7 @@ from core.engine.determinism import settled
 from core.engine.disagg import Disagg, with_host_memory
 from core.engine.disk_cache import DiskCache
 from core.engine.nodes import meeting_of
-from core.engine.rank_follower import be_rank, be_started
+from core.engine.rank_follower import be_rank, be_started, end_now
 from core.engine.rank_settings import check_alike, sizes_of
 from core.engine.speculation import GUESSERS, Speculation
 from core.errors import ConfigError, StartupError
@@ -91,6 +91,15 @@ class Ranks:
         self._processes = processes
         self._pipelined = pipelined
         self._elsewhere = elsewhere
+        self._looks: Callable[[], None] = lambda: None
+        """To be called by whatever looks from now on whether the others live."""
+
+    def beat(self) -> None:
+        """Give signs of life, and end this process if another machine gives none, until `check` is asked.
+
+        Weights are loaded and proved by all ranks together, in a thread that waits for each of them without end.
+        """
+        self._looks = self.world.beat().end_when_silent(end_now)
 
     def sized(self, pools: Pools) -> None:
         """Tell all how many tokens the pools of this rank hold."""
@@ -122,6 +131,7 @@ class Ranks:
 
     def check(self) -> None:
         """Raises RankLost if one of them has ended before its time, or is silent. To be asked each second."""
+        self._looks()
         _check(self._processes)
         if self.world.pulse is not None and (lost := self.world.pulse.silent(time.monotonic())) is not None:
             raise RankLost(f"{lost} has given no sign of life for {SILENT_SECONDS:.0f} s")
@@ -225,7 +235,7 @@ def open_ranks(config: EngineConfig, device: torch.device) -> Ranks | None:
             except BaseException:
                 world.leave()
                 raise
-            world.beat()
+            ranks.beat()
         return ranks
     except BaseException:
         _kill(processes)
@@ -257,7 +267,8 @@ def follow_leader(config: EngineConfig, joined: Callable[[], None]) -> bool:
     meeting = meeting_of(config, device, leads=False)
     processes = start_ranks(config, meeting)
     try:
-        return be_rank(config, config.nodes.ranks_here(config.model.ranks)[0], meeting, joined)
+        first = config.nodes.ranks_here(config.model.ranks)[0]
+        return be_rank(config, first, meeting, joined, partial(_check, processes))
     finally:
         for process in processes:
             process.join(SEEN_SECONDS)

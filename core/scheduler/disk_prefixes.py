@@ -237,6 +237,7 @@ class DiskPrefixes:
             "disk_kept_tokens": self.kept,
             "disk_evicted_tokens": self._store.evicted * self._prefixes.chunk,
             "disk_skipped_tokens": self.skipped,
+            "disk_pending_chunks": self._writing,
             "disk_failures": self._store.failures,
         }
 

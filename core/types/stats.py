@@ -196,6 +196,8 @@ class EngineStats:
     """Tokens of prefixes whose files gave way to others."""
     disk_skipped_tokens: int = 0
     """Tokens of prefixes that were not written, since the disk was behind."""
+    disk_pending_chunks: int = 0
+    """Pieces of prefixes that wait to be written."""
     disk_failures: int = 0
     """Pieces of prefixes that could not be written, or were not whole when they were read."""
     page_size: int = 1

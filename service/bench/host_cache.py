@@ -116,7 +116,7 @@ class _Engines:
         """The engine for the next turn."""
         if self._now is not None and self._renews:
             # What was copied last is still being written.
-            while (now := self._now.stats).disk_kept_tokens + now.disk_skipped_tokens < now.host_kept_tokens:  # noqa: ASYNC110
+            while self._now.stats.disk_pending_chunks:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await self.__aexit__()
         self._now = self._now or await self._build()

@@ -60,6 +60,12 @@ METRICS: tuple[Metric, ...] = (
         field="disk_skipped_tokens",
     ),
     Metric(
+        "slipstream_disk_pending_chunks",
+        "gauge",
+        "Pieces of prefixes that wait to be written to files.",
+        field="disk_pending_chunks",
+    ),
+    Metric(
         "slipstream_disk_failures",
         "counter",
         "Pieces of prefixes that could not be written to files, or were not whole when they were read.",

@@ -22,6 +22,7 @@ GAUGES: Final = frozenset(
         "leased_pages",
         "host_cache_bytes",
         "disk_cache_bytes",
+        "disk_pending_chunks",
         "adapters_loaded",
         "adapter_bytes",
         "grammars_cached",

@@ -91,6 +91,25 @@ def test_a_rank_that_has_ended_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         each.join(10)
 
 
+def test_a_watch_that_is_over_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD", 0.001)
+    kept, looks, ended = Kept(), list[float](), list[str]()
+    pulse, before = Pulse(kept, 0, {1: "rank 1"}), set(threading.enumerate())
+
+    def silent(now: float) -> str | None:
+        looks.append(now)
+        if len(looks) < 3:
+            return None
+        over()
+        return "rank 1" if len(looks) > 3 else None
+
+    monkeypatch.setattr(pulse, "silent", silent)
+    over = pulse.end_when_silent(lambda: ended.append("rank 1"))
+    for each in set(threading.enumerate()) - before:
+        each.join(10)
+    assert len(looks) == 3 and ended == []
+
+
 def test_a_store_that_is_gone_is_no_error_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     class Gone(Kept):
         def set(self, name: str, value: str) -> None:

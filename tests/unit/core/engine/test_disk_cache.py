@@ -217,8 +217,10 @@ async def test_a_disk_that_is_behind_is_not_waited_for(
     async with started(build_engine(made)) as engine:
         await said(engine, rounds()[:5])
         assert engine.stats.disk_skipped_tokens > 0 and engine.stats.disk_kept_tokens == 0
+        assert engine.stats.disk_pending_chunks > 0
         held.set()
-        await until(lambda: engine.stats.disk_kept_tokens > 0)
+        await until(lambda: engine.stats.disk_pending_chunks == 0)
+        assert engine.stats.disk_kept_tokens > 0
 
 
 async def test_other_weights_find_nothing_and_leave_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from core.config import DisaggConfig, EngineConfig, LoraConfig, MemoryConfig, ModelConfig, SpeculationConfig
+from core.config import (
+    DisaggConfig,
+    EngineConfig,
+    LoraConfig,
+    MemoryConfig,
+    ModelConfig,
+    NodesConfig,
+    SpeculationConfig,
+)
 from core.engine import nodes, ranks
 from core.engine.rank_settings import captures, sized_by
 from core.engine.ranks import RankLost, Ranks, open_ranks, stop_all
@@ -181,6 +189,40 @@ def test_a_rank_of_another_machine_is_lost_by_its_silence_or_by_its_connection(m
         others.check()
     group.pulse = SimpleNamespace(silent=lambda now: None)
     others.check()
+
+
+def test_a_machine_that_is_silent_while_weights_are_loaded_ends_this_one() -> None:
+    """Nothing else would: all ranks load together, and wait for each other without end."""
+    group, log = Group(), list[Any]()
+    pulse = SimpleNamespace(end_when_silent=lambda end: log.append(end) or (lambda: log.append("over")), silent=print)
+    group.beat = lambda: pulse  # type: ignore[attr-defined]
+    others = made(Process(), group)
+    others.beat()
+    assert log == [ranks.end_now]
+    others.check()
+    assert log == [ranks.end_now, "over"], "the engine is there, and looks itself"
+
+
+def test_a_further_machine_looks_whether_its_other_ranks_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for all to meet."""
+    process, config = Process(), EngineConfig(MADE.model, nodes=NodesConfig(2, 1, "127.0.0.1"))
+    asked = list[bool]()
+
+    def be(*told: Any) -> bool:
+        *_, check = told
+        check()
+        process.exitcode = 3
+        with pytest.raises(RankLost, match="ended with exit code 3"):
+            check()
+        asked.append(True)
+        return True
+
+    monkeypatch.setattr(ranks, "check_parts", lambda _: None)
+    monkeypatch.setattr(ranks, "settled", lambda made, _: made)
+    monkeypatch.setattr(ranks, "meeting_of", lambda *_, leads: None)
+    monkeypatch.setattr(ranks, "start_ranks", lambda *_: [process])
+    monkeypatch.setattr(ranks, "be_rank", be)
+    assert ranks.follow_leader(config, lambda: None) and asked and process.log == ["join", "kill", "join"]
 
 
 def test_nothing_is_told_where_one_is_gone() -> None:
