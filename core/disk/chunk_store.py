@@ -57,6 +57,7 @@ class ChunkStore:
         self.evicted = self.failures = 0
         """Chunks that gave way to others; chunks that could not be read or written."""
         self._rests_until = self._quiet_until = 0.0
+        self._closed = False
         # By which all files are named: one that is put in the place of the directory later is another server's.
         self._folder, self._lock = _locked(directory)
         try:
@@ -140,10 +141,13 @@ class ChunkStore:
         return len(names)
 
     def close(self) -> None:
-        """Leave the directory to the next process. Idempotent; after the last call of any other method."""
+        """Leave the directory to the next process. Idempotent. What threads still read or write fails without a word."""
+        self._closed = True
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         for descriptor in (self._lock, self._folder):
-            os.close(descriptor)
-        self._lock, self._folder = (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(2))
+            # Not closed: a thread that still writes would name files by what has that number next.
+            os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
 
     def _scan(self) -> None:
         found = list[tuple[float, str, int]]()
@@ -192,6 +196,8 @@ class ChunkStore:
     def _failed(self, what: str, error: OSError) -> None:
         now = time.monotonic()
         with self._mutex:
+            if self._closed:
+                return
             self.failures += 1
             if now < self._quiet_until:
                 return

@@ -140,6 +140,24 @@ def test_a_disk_that_does_not_work_rests(
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
+def test_a_thread_that_writes_on_when_the_store_is_closed_writes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not into what has the descriptor next either, and it is no failure of the disk."""
+    (mine := tmp_path / "mine").mkdir()
+    (other := tmp_path / "other").mkdir()
+    store = ChunkStore(mine, 10 * FILE)
+    store.close()
+    others = [os.open(other, os.O_RDONLY | os.O_DIRECTORY) for _ in range(8)]
+    assert not store.write(name(1), data(1)) and found(store, 1) is None
+    store.close()
+    for descriptor in others:
+        os.close(descriptor)
+    assert [each.name for each in mine.iterdir()] == ["lock"] and not list(other.iterdir())
+    assert store.failures == 0 and caplog.text == ""
+    ChunkStore(mine, 10 * FILE).close()
+
+
 def test_what_is_not_a_chunk_is_left_alone(tmp_path: Path) -> None:
     for other in ("thesis.txt", "movie.partial", name(1)[1:], f"{name(1)}x"):
         (tmp_path / other).write_bytes(bytes(9 * FILE))
