@@ -1,17 +1,14 @@
 """Attention of an encoder over the packed tokens of many texts: each text sees itself, and there is no padding.
 
-Short texts of one length are attended to in one call: for a few tokens a call costs more than what it computes.
-
 transformers calls the registered function with the attention module first; `bind_context` has put the model's own
 `EncoderContext` on it. No mask function is registered under the same name, so that transformers builds no masks.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -22,8 +19,6 @@ from core.models.hf.packed_attention import CONTEXT
 
 IMPLEMENTATION: Final = "slipstream-encoder"
 """Name under which transformers finds `encoder_attention`."""
-SHORT: Final = 128
-"""Tokens of the longest texts that share calls: what longer ones compute takes far longer than a call."""
 BLOCKS: Final = 4
 """Queries that share their keys, as a multiple of the window: more of them read fewer keys twice, and mask more."""
 
@@ -35,26 +30,14 @@ class EncoderContext:
     windows: dict[torch.nn.Module, int] = field(default_factory=dict)
     """Attention module -> how far it sees in both directions; modules that see everything are not in it."""
     texts: tuple[tuple[int, int], ...] = ()
-    """First token of each text that has a call of its own, and the place behind its last one."""
-    alike: tuple[tuple[int, torch.Tensor], ...] = ()
-    """How many texts of one length share a call, with the places of their tokens, int64[texts x length]."""
+    """First token of each text, and the place behind its last one."""
 
-    def begin(self, lens: Sequence[int], device: torch.device | None = None) -> None:
+    def begin(self, lens: Sequence[int]) -> None:
         """Start a step of texts of `lens` tokens each."""
-        by_length, alone, together = defaultdict[int, list[int]](list), list[tuple[int, int]](), list[torch.Tensor]()
-        for length, end in zip(lens, accumulate(lens), strict=True):
-            by_length[length].append(end - length)
-        for length, starts in by_length.items():
-            if len(starts) == 1 or length > SHORT:
-                alone += [(start, start + length) for start in starts]
-            else:
-                together.append(torch.tensor(starts)[:, None] + torch.arange(length))
-        self.texts, self.alike = tuple(alone), ()
-        if together:
-            # One transfer for all.
-            places = torch.cat([each.flatten() for each in together]).to(device)
-            parts = places.split([each.numel() for each in together])
-            self.alike = tuple((len(each), part) for each, part in zip(together, parts, strict=True))
+        places = [0]
+        for length in lens:
+            places.append(places[-1] + length)
+        self.texts = tuple(pairwise(places))
 
 
 def encoder_attention(
@@ -76,8 +59,6 @@ def encoder_attention(
     context: EncoderContext = getattr(module, CONTEXT)
     window = context.windows.get(module)
     attended = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-    for count, places in context.alike:
-        _attend_alike(query, key, value, scaling, window, attended, count, places)
     for start, end in context.texts:
         parts = query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]
         attend = _attend if window is None or end - start <= window else _attend_near
@@ -98,31 +79,6 @@ def _attend(
     out.copy_(functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=gqa))
 
 
-def _attend_alike(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scaling: float | None,
-    window: int | None,
-    out: torch.Tensor,
-    count: int,
-    places: torch.Tensor,
-) -> None:
-    """Write what `count` texts of one length, whose tokens are at `places`, attend to into `out`, [1, T, H, Dv]."""
-    parts = [each[0].index_select(1, places).unflatten(1, (count, -1)).transpose(0, 1) for each in (query, key, value)]
-    length = parts[0].shape[2]
-    mask = None if window is None or length <= window else _near(0, length, 0, length, window, query.device)
-    found = torch.empty(count, length, *out.shape[2:], dtype=out.dtype, device=out.device)
-    _attend(*parts, scaling, 0, found.transpose(1, 2), mask)
-    out[0].index_copy_(0, places, found.flatten(0, 1))
-
-
-def _near(first: int, behind: int, low: int, high: int, window: int, device: torch.device) -> torch.Tensor:
-    """bool[queries, keys]: whether queries [first, behind) see keys [low, high), `window` before and behind at most."""
-    queries = torch.arange(first, behind, device=device)[:, None]
-    return (queries - torch.arange(low, high, device=device)).abs() <= window
-
-
 def _attend_near(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int, out: torch.Tensor
 ) -> None:
@@ -131,7 +87,9 @@ def _attend_near(
     for first in range(0, length, size):
         behind = min(first + size, length)
         low, high = max(0, first - window), min(length, behind + window)
-        near = _near(first, behind, low, high, window, query.device)
+        queries = torch.arange(first, behind, device=query.device)[:, None]
+        keys = torch.arange(low, high, device=query.device)[None]
+        near = (queries - keys).abs() <= window
         parts = query[:, :, first:behind], key[:, :, low:high], value[:, :, low:high]
         _attend(*parts, scaling, window, out[:, :, first:behind], near)
 

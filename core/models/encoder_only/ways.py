@@ -52,7 +52,7 @@ class PackedTexts:
         self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, lens: Sequence[int]
     ) -> torch.Tensor:
         """See `Way`."""
-        self._context.begin(lens, ids.device)
+        self._context.begin(lens)
         named: dict[str, Any] = {} if types is None else {"token_type_ids": types[None]}
         output: Any = self._base(input_ids=ids[None], position_ids=(positions + self.offset)[None], **named)
         hidden: torch.Tensor = output.last_hidden_state[0]
