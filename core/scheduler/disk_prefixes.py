@@ -143,6 +143,10 @@ class DiskPrefixes:
             return None
         return Fetch(ids, salt, start, names[:count])
 
+    def reach(self, ids: Ints, salt: str) -> int:
+        """How many tokens of `ids`, int64[n], are in whole chunks that files or memory have, one behind the other."""
+        return self._places.reach(ids, salt) if len(self._store) else 0
+
     def begin_all(self, ids: Ints, salt: str, usable: Usable, cached: int) -> Fetch | None:
         """As `begin`, of rows that hold more than keys: see `FilePlaces.find`."""
         return self._places.find(ids, salt, usable, cached) if len(self._store) else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from core.disk.chunk_store import ChunkStore
 from core.memory.host_moves import HostCopy
 from core.memory.host_prefixes import HostPrefixes
@@ -82,11 +84,7 @@ class FilePlaces:
 
         None where memory has as much, or the device: `cached` tokens. `usable`: see `usable_prefix`.
         """
-        chunk, most = self._prefixes.chunk, len(ids) - 1
-        names = self._names.chunks(ids[:most], salt)
-        held = self._prefixes.peek(ids, most, salt) // chunk
-        reach = next((n for n, name in enumerate(names) if n >= held and name not in self._store), len(names))
-        asked = _Asked(ids, salt, usable, names, held, reach)
+        asked = self._asked(ids, salt, usable)
         here = [cached]
         if (ending := self._prefixes.find_ending(ids, usable, salt)) is not None:
             here.append(ending.tokens)
@@ -94,6 +92,17 @@ class FilePlaces:
             here.append(trail.tokens)
         found = (self._ending(asked, max(here)), self._trail(asked, max(here)))
         return max((each for each in found if each is not None), key=lambda fetch: len(fetch.ids), default=None)
+
+    def reach(self, ids: Ints, salt: str) -> int:
+        """How many tokens of `ids`, int64[n], are in whole chunks that files or memory have, one behind the other."""
+        return self._asked(np.append(ids, 0), salt, int).reach * self._prefixes.chunk
+
+    def _asked(self, ids: Ints, salt: str, usable: Usable) -> _Asked:
+        chunk, most = self._prefixes.chunk, len(ids) - 1
+        names = self._names.chunks(ids[:most], salt)
+        held = self._prefixes.peek(ids, most, salt) // chunk
+        reach = next((n for n, name in enumerate(names) if n >= held and name not in self._store), len(names))
+        return _Asked(ids, salt, usable, names, held, reach)
 
     def _ending(self, asked: _Asked, here: int) -> Fetch | None:
         chunk, size, ids = self._prefixes.chunk, self._page_size, asked.ids

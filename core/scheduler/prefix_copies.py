@@ -74,9 +74,13 @@ class PrefixCopies:
     def known(self, ids: Ints, salt: str) -> int:
         """Tokens of a newcomer with `ids`, int64[n], behind which its row should leave what it holds, for others.
 
-        As `peek`, where rows hold what is of one place: nothing goes on from there before a row has left it.
+        Those that host memory has, or files have, where rows hold what is of one place: nothing goes on from there
+        before a row has left it.
         """
-        return self.peek(ids, len(ids) - 1, salt) if self._others and self.trails is None else 0
+        if not self._others or self.trails is not None:
+            return 0
+        held = self.peek(ids, len(ids) - 1, salt)
+        return held if self.disk is None else max(held, self.disk.reach(ids[:-1], salt))
 
     def keep(self, row: int, ids: Ints, salt: str, prompt_len: int) -> None:
         """`row`, whose pages hold `ids`, int64[n], may give them back: copy the chunks that are not held.

@@ -103,6 +103,22 @@ async def test_another_question_goes_on_within_a_prompt_of_windows(
     assert stats.disk_fetched_tokens == (DOCUMENT // CHUNK - 1) * CHUNK, stats
 
 
+async def test_the_third_question_goes_on_within_a_prompt_of_states(
+    checkpoint_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each in a process of its own: the second one finds keys in files and no state to go on with, and leaves it."""
+    directory, asked = checkpoint_of("qwen3_next"), questions(3)
+    expected, _ = await in_turn(config(directory, ROOMY, room=0, **KEPT), asked)
+    made, fetched = filed(directory, tmp_path / "files"), list[int]()
+    for first in range(0, len(asked), 3):
+        async with started(build_engine(made)) as engine:
+            found, stats = await said(engine, asked[first : first + 3])
+            await until(lambda: engine.stats.disk_pending_chunks == 0)
+        same(found, expected[first : first + 3])
+        fetched.append(stats.disk_fetched_tokens)
+    assert fetched == [0, 0, 3 * (DOCUMENT // CHUNK * CHUNK)]
+
+
 async def test_what_host_memory_gives_up_comes_back(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
     directory, asked = checkpoint_of("llama"), rounds()
     async with started(build_engine(config(directory, ROOMY, room=0, **KEPT))) as engine:

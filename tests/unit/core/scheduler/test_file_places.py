@@ -74,6 +74,15 @@ def test_where_a_file_is_lacking_a_row_goes_on_from_before_it() -> None:
     assert files.found() is None
 
 
+def test_how_far_files_and_memory_reach_together() -> None:
+    files = Files()
+    files.world.prefixes.extend(PROMPT[:CHUNK], "")
+    files.store(range(1, 3), range(0))
+    assert files.places.reach(PROMPT[:-1], "") == 3 * CHUNK == files.places.reach(PROMPT[: 3 * CHUNK], "")
+    assert files.places.reach(PROMPT[: 3 * CHUNK - 1], "") == 2 * CHUNK and files.places.reach(PROMPT, "gone") == 0
+    assert files.places.reach(ids(2 * CHUNK, 500), "") == 0
+
+
 def test_what_memory_has_is_not_read() -> None:
     files = Files()
     files.store(range(4), range(4))
