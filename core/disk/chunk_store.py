@@ -141,7 +141,7 @@ class ChunkStore:
         return len(names)
 
     def close(self) -> None:
-        """Leave the directory to the next process. Idempotent. What threads still read or write is given up in silence."""
+        """Leave the directory to the next process. Idempotent. What threads still do is given up in silence."""
         self._closed = True
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         for descriptor in (self._lock, self._folder):
