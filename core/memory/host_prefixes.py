@@ -65,6 +65,8 @@ class HostPrefixes:
         self._trails: dict[int, HostCopy] = {}
         """By page of the index: what rows hold beside keys, of the last tokens of that chunk."""
         self._blocks_each = tier.blocks_for(chunk)
+        self._most_beside = 0
+        """Blocks of the largest of `_trails`."""
         self._of = of
         self._endings = HostEndings(tier, chunk)
         self.evicted = 0
@@ -134,6 +136,7 @@ class HostPrefixes:
             self._tier.free(copy)
             return False
         self._trails[pages[-1]] = copy
+        self._most_beside = max(self._most_beside, len(copy.blocks))
         return True
 
     def lock(self, held: HeldPrefix) -> None:
@@ -285,11 +288,18 @@ class HostPrefixes:
             if ending is not None and not ending.users:
                 self.evicted += ending.copy.tokens
                 blocks -= self._drop_ending(ending)
-            count = -(-blocks // self._blocks_each)
             # Too few would be given up for nothing.
-            if count <= self._index.evictable_pages:
-                self.evicted += self._drop(self._index.evict(count))
+            if -(-blocks // self._blocks_each) <= self._index.evictable_pages:
+                self._give_up(blocks)
                 return
+
+    def _give_up(self, blocks: int) -> None:
+        """Let go of chunks that have so many blocks, with what belongs to them, and of no more than that takes."""
+        while blocks > 0:
+            before = self._tier.used_bytes
+            pages = self._index.evict(-(-blocks // (self._blocks_each + self._most_beside)))
+            self.evicted += self._drop(pages)
+            blocks -= (before - self._tier.used_bytes) // self._tier.block
 
     def _drop_ending(self, ending: HostEnding) -> int:
         if ending.node is not None:

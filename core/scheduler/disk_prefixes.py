@@ -153,18 +153,20 @@ class DiskPrefixes:
 
     def reserve(self, fetch: Fetch) -> bool:
         """Make room for `fetch`, or for the first of its chunks; whether there is any."""
+        held = self._prefixes.find(fetch.ids, fetch.start, fetch.salt)
+        self._prefixes.lock(held)
         copies = self._prefixes.reserve(fetch.ids, fetch.salt, fetch.chunks)
-        if self.has_endings:
-            if len(copies) == fetch.chunks:
-                copies += self._reserved_beside(fetch)
-            if len(copies) < len(fetch.names):
-                # Without all that rows hold the chunks are of no use.
-                self._prefixes.put_back(copies)
-                return False
-        fetch.copies = copies
+        if self.has_endings and len(copies) == fetch.chunks:
+            copies += self._reserved_beside(fetch)
+        # Without all that rows hold chunks are of no use.
+        if not copies or (self.has_endings and len(copies) < len(fetch.names)):
+            self._prefixes.put_back(copies)
+            self._prefixes.unlock(held)
+            return False
+        fetch.copies, fetch.held = copies, held
         fetch.names, fetch.era = fetch.names[: len(fetch.copies)], self._era(fetch.salt)
         self._reading += len(fetch.copies)
-        return bool(fetch.copies)
+        return True
 
     def _reserved_beside(self, fetch: Fetch) -> tuple[HostCopy, ...]:
         """As much of the room for what rows hold beside keys as there is."""
@@ -194,11 +196,16 @@ class DiskPrefixes:
     def end(self, fetch: Fetch, whole: int) -> None:
         """No thread fills the blocks of `fetch` any more, and its first `whole` chunks are found from now on."""
         self._reading -= len(fetch.copies)
+        if fetch.held is not None:
+            self._prefixes.unlock(fetch.held)
+        stale = fetch.era != self._era(fetch.salt)
+        if stale:
+            # What was held for it a flush had to leave.
+            self._prefixes.flush(self._names.tenant(fetch.salt))
+            whole = 0
         if not fetch.told:
             self._prefixes.put_back(fetch.copies)
             return
-        if fetch.era != self._era(fetch.salt):
-            whole = 0
         chunks, beside = fetch.copies[: min(whole, fetch.chunks)], fetch.copies[fetch.chunks : whole]
         self._prefixes.release(fetch.copies[whole:])
         self.fetched += self._prefixes.publish(fetch.ids, fetch.salt, fetch.start, chunks) * self._prefixes.chunk

@@ -9,7 +9,7 @@ import numpy as np
 
 from core.disk.chunk_store import ChunkStore
 from core.memory.host_moves import HostCopy
-from core.memory.host_prefixes import HostPrefixes
+from core.memory.host_prefixes import HeldPrefix, HostPrefixes
 from core.memory.usable_prefix import Usable
 from core.scheduler.file_names import FileNames
 from core.scheduler.trails import Trails
@@ -42,6 +42,8 @@ class Fetch:
     told: bool = False
     """The device has heard of the copies."""
     era: Era = (0, 0)
+    held: HeldPrefix | None = None
+    """The chunks before token `start`, which stay in host memory meanwhile: what is read is of no use without them."""
 
     @property
     def chunks(self) -> int:

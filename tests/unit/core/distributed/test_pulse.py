@@ -108,6 +108,10 @@ def test_a_watch_that_is_over_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     for each in set(threading.enumerate()) - before:
         each.join(10)
     assert len(looks) == 3 and ended == []
+    pulse.start()
+    with kept.asked:
+        assert kept.asked.wait_for(lambda: kept.count > 3, 10), "signs go on"
+    pulse.stop()
 
 
 def test_a_store_that_is_gone_is_no_error_of_its_own(caplog: pytest.LogCaptureFixture) -> None:

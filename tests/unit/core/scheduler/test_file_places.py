@@ -39,6 +39,14 @@ class Files:
         assert name is not None
         return name
 
+    def disk(self) -> DiskPrefixes:
+        """Whose reads are over at once."""
+        outgoing: Any = SimpleNamespace(vacate=lambda copies, ready: ready())
+        store: Any = self.stored
+        world = self.world
+        pools = (world.pool,), PAGE, world.trails
+        return DiskPrefixes(store, world.prefixes, outgoing, LASTING, lambda: None, pools)
+
     def found(
         self, prompt: Ints = PROMPT, salt: str = "", cached: int = 0, usable: Callable[[int], int] = int
     ) -> Fetch | None:
@@ -112,14 +120,66 @@ def test_without_room_for_all_windows_nothing_is_read(trails: int, fits: bool) -
     files.store(range(4), range(4))
     fetch, world = files.found(), files.world
     assert fetch is not None
-    outgoing: Any = SimpleNamespace()
-    store: Any = files.stored
-    disk = DiskPrefixes(store, world.prefixes, outgoing, LASTING, lambda: None, ((world.pool,), PAGE, world.trails))
+    disk = files.disk()
     room = 4 * CHUNK + trails * world.trails.beside[0]
     taken = world.tier.take(world.tier.num_blocks - room)
     assert taken is not None and disk.reserve(fetch) is fits
     assert disk.is_idle is not fits
+    assert world.tier.take_given_up() == (), "the device has never heard of them"
     if fits:
         assert len(fetch.copies) == 6 and [copy.tokens for copy in fetch.copies] == [CHUNK] * 4 + [0, 0]
         disk.end(fetch, 0)
     assert world.tier.used_bytes == len(taken.blocks)
+
+
+@pytest.mark.parametrize(("whole", "found", "lacking"), [(6, 4, [0, 1]), (5, 0, [0, 1, 3]), (3, 0, [0, 1, 2, 3])])
+def test_only_what_was_whole_is_found(whole: int, found: int, lacking: list[int]) -> None:
+    """Chunks come first, and then what windows have behind the last two of them."""
+    files = Files()
+    files.store(range(4), range(4))
+    fetch, disk, world = files.found(), files.disk(), files.world
+    assert fetch is not None and disk.reserve(fetch)
+    disk.prepare(fetch, lambda: None)
+    disk.end(fetch, whole)
+    assert world.found(PROMPT) == found * CHUNK and world.lacking(PROMPT) == lacking
+    assert world.tier.used_bytes == sum(copy.tokens or CHUNK for copy in fetch.copies[:whole])
+    world.prefixes.flush()
+    world.check()
+    assert world.tier.used_bytes == 0 and disk.is_idle
+
+
+@pytest.mark.parametrize("spare", [0, CHUNK, 2 * CHUNK])
+def test_what_is_read_does_not_drive_out_what_comes_before_it(spare: int) -> None:
+    """Memory has three of four chunks with their windows, and little room."""
+    files = Files()
+    files.store(range(4), range(4))
+    files.world.serve(PROMPT[: 3 * CHUNK])
+    fetch, disk, tier = files.found(), files.disk(), files.world.tier
+    assert fetch is not None and len(fetch.names) == 2
+    free = tier.num_blocks - tier.used_bytes
+    assert spare == free or tier.take(free - spare) is not None
+    assert disk.reserve(fetch) is (spare == 2 * CHUNK)
+    if spare == 2 * CHUNK:
+        assert tier.take(1) is None, "what is read is of no use without them"
+        disk.prepare(fetch, lambda: None)
+        disk.end(fetch, 2)
+    assert files.world.found(PROMPT) == (4 if spare == 2 * CHUNK else 3) * CHUNK
+    assert tier.take(1) is not None, "nothing is held any more"
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_what_is_held_for_a_read_goes_with_a_flush_meanwhile(told: bool) -> None:
+    files = Files()
+    files.store(range(4), range(4))
+    files.stored = set(files.stored)
+    files.world.serve(PROMPT[: 3 * CHUNK])
+    fetch, disk, world = files.found(), files.disk(), files.world
+    assert fetch is not None and disk.reserve(fetch)
+    if told:
+        disk.prepare(fetch, lambda: None)
+    disk._eras[""] += 1
+    world.prefixes.flush()
+    assert world.found(PROMPT) == 3 * CHUNK
+    disk.end(fetch, 2)
+    assert world.found(PROMPT) == 0 and world.tier.used_bytes == 0
+    assert disk.fetched == 0

@@ -165,6 +165,33 @@ def test_due_are_the_last_chunks_and_those_before_the_place_where_prompts_differ
     assert world.lacking(other) == [0, 2, 3] and world.found(np.append(first[: 2 * CHUNK], [7])) == 2 * CHUNK
 
 
+def test_where_prompts_differ_as_many_chunks_are_due_as_a_window_reaches_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trails_module, "LAST", 0)
+    world, first = World(CHUNK + 2), ids(7 * CHUNK)
+    world.serve(first)
+    world.memory.flush()
+    world.serve(np.concatenate([first[: 4 * CHUNK], ids(3 * CHUNK, 500)]))
+    assert world.found(np.append(first[: 4 * CHUNK], [7])) == 4 * CHUNK
+
+
+def test_a_namespace_has_its_own() -> None:
+    world, prompt = World(), ids(2 * CHUNK)
+    world.prefixes.extend(prompt, "a")
+    copy = world.prefixes.reserve_beside(0, world.trails.beside)
+    assert copy is not None and world.prefixes.publish_trail(prompt[:CHUNK], "a", copy)
+    assert [world.prefixes.without_trail(prompt, salt) for salt in "ab"] == [(2, [1]), (0, [0, 1])]
+    assert world.found(prompt) == 0
+
+
+def test_what_was_given_up_is_told_with_the_next_copy() -> None:
+    world, prompt = World(), ids(4 * CHUNK + 1)
+    world.leave(world.compute(prompt))
+    seat = world.seat(prompt)
+    world.moves.begun.clear()
+    world.step(seat, 0, STEP)
+    assert len(world.moves.begun[0].dropped) == 4
+
+
 def test_what_a_row_has_already_is_not_copied() -> None:
     world, prompt = World(), ids(3 * CHUNK + 1)
     seat = world.memory.admit(prompt, "", 0)
@@ -197,6 +224,9 @@ def test_of_a_small_host_memory_prompts_hold_a_part_and_of_that_the_last_chunks(
     world.step(first, 0, CHUNK)
     seat = world.compute(prompt)
     assert world.tier.used_bytes == 2 * CHUNK and list(world.trails._prompts[seat.row].copies) == [3]
+    roomier = World(blocks=trails_module.SHARE * 2 * CHUNK)
+    seat_there = roomier.compute(prompt)
+    assert list(roomier.trails._prompts[seat_there.row].copies) == [2, 3], "the oldest gives way"
     world.leave(first)
     other = world.compute(ids(CHUNK + 1, 600))
     assert world.trails.reached(other.row) == CHUNK and world.trails.reached(seat.row) == 4 * CHUNK
@@ -242,6 +272,9 @@ def test_a_copy_is_written_to_files_when_it_is_there() -> None:
 def test_a_copy_goes_with_its_chunk() -> None:
     world, prompt = World(), ids(2 * CHUNK + 1)
     world.serve(prompt)
+    room = world.tier.take(world.tier.num_blocks - world.tier.used_bytes)
+    assert room is not None and world.tier.take(2 * CHUNK) is not None
+    assert world.prefixes.tokens == CHUNK, "a chunk with what belongs to it is enough"
     while world.tier.take(1) is not None:
         world.check()
     assert world.prefixes.tokens == 0 and world.found(prompt) == 0
