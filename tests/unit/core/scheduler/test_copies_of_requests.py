@@ -231,6 +231,21 @@ def test_a_request_that_fetched_up_to_an_image_can_be_condemned() -> None:
     world.check()
 
 
+def test_what_is_kept_with_the_first_token_is_of_the_images_too() -> None:
+    """Which other images in the same place are not."""
+    world, prompt = World(), ids(2 * CHUNK + 1)
+    images = PromptImages((PlacedImage(CHUNK - 3, ReadImage(np.zeros((6, 2), np.float32), None, 6)),))
+    life = life_of(world)
+    req = decoding(life, world, prompt, images, outputs=0)
+    life.computed(req.row, len(prompt))
+    assert world.prefixes.tokens == 0, "all of it is there when the row is given back"
+    told: Any = SimpleNamespace(reached=lambda row: 0, gone=lambda row: None)
+    world.copies.trails = told
+    life.computed(req.row, len(prompt))
+    keyed = images.keyed(prompt)
+    assert [world.prefixes.peek(each, len(each), "") for each in (keyed, prompt)] == [2 * CHUNK, 0]
+
+
 def test_the_longest_prefix_is_where_there_is_more_of_it() -> None:
     """For the policy that serves it first."""
     world, prompt = World(), ids(CHUNK + 1)
