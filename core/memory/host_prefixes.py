@@ -295,7 +295,7 @@ class HostPrefixes:
 
     def _give_up(self, blocks: int) -> None:
         """Let go of chunks that have so many blocks, with what belongs to them, and of no more than that takes."""
-        while blocks > 0:
+        while blocks > 0 and self._index.evictable_pages:
             before = self._tier.used_bytes
             pages = self._index.evict(-(-blocks // (self._blocks_each + self._most_beside)))
             self.evicted += self._drop(pages)
