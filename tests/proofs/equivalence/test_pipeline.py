@@ -100,9 +100,9 @@ async def test_retracted_requests_come_back_on_every_rank(checkpoint_of: Callabl
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_next"])
-async def test_prefixes_come_back_on_every_rank(checkpoint_of: Callable[[str], Path], kind: str) -> None:
+async def test_prefixes_come_back_on_every_rank(tmp_path: Path, kind: str) -> None:
     """Windows within a prompt, and states where prompts differ, too."""
-    directory, asked = checkpoint_of(kind), rounds() if kind == "llama" else questions(3)
+    directory, asked = deeper(kind, tmp_path), rounds() if kind == "llama" else questions(3)
     expected, _ = await in_turn(alone(config(directory, ROOMY, room=0, overlap=True, cache="radix")), asked)
     tight = small(config(directory, 26, room=ROOM, overlap=True, cache="radix"))
     found, stats = await in_turn(ranks(tight), asked)
