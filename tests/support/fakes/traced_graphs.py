@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
 
 from core.device.graphs import Graph
@@ -55,7 +55,9 @@ class TracedGraph:
         """Run the recorded operations again."""
         self._spoil()
         for call in self.calls:
-            again = _tensors(call.op(*call.args, **call.kwargs))
+            result = call.op(*call.args, **call.kwargs)
+            again = _tensors(result)
+            _wait_for_collective(call.op.namespace, result)
             for kept, made in zip(call.outputs, again, strict=True):
                 if made.untyped_storage().data_ptr() != kept.untyped_storage().data_ptr():
                     kept.copy_(made)
@@ -74,6 +76,9 @@ class _Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(is_traceable_wrapper_subclass(tensor) for tensor in _tensors((args, kwargs))):
+            # Of tensors that ranks share each operation is done on what it wraps, and that is recorded.
+            return NotImplemented
         forbid_waiting(func, args)
         graph = self._graph
         for tensor in _tensors((args, kwargs)):
@@ -82,6 +87,9 @@ class _Recording(TorchDispatchMode):
                 graph.borrowed.setdefault(address, tensor)
         result = func(*args, **kwargs)
         outputs = _tensors(result)
+        if any(map(is_traceable_wrapper_subclass, outputs)):
+            # It has wrapped what was there, and computed nothing.
+            return result
         for tensor in outputs:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in graph.borrowed and storage.nbytes():
@@ -98,7 +106,12 @@ def forbid_waiting(func: Any, args: Any) -> None:
 
 
 def _by_mask(args: Any) -> bool:
-    """Whether an indexing operation picks by a mask, whose number of hits the host would have to know."""
+    """Whether an indexing operation picks by a mask, whose number of hits the host would have to know.
+
+    Not to write one number from the host, as an assignment in Python does: that is `masked_fill_`.
+    """
+    if len(args) > 2 and isinstance(args[2], torch.Tensor) and args[2].dim() == 0:
+        return False
     return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
 
 
@@ -128,6 +141,17 @@ class GraphStreams(DeviceStreams):
     def new_graphs(self) -> TracedGraphs:
         self.graphs = TracedGraphs()
         return self.graphs
+
+
+def _wait_for_collective(namespace: str, result: Any) -> None:
+    """What comes behind a collective on its stream waits for it; on the CPU the host has to."""
+    if namespace == "_c10d_functional":
+        for made in _tensors(result):
+            torch.ops._c10d_functional.wait_tensor(made)
+    elif namespace == "c10d":
+        for leaf in tree_flatten(result)[0]:
+            if isinstance(leaf, torch.ScriptObject):
+                torch._C._distributed_c10d.Work.unbox(leaf).wait()
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
