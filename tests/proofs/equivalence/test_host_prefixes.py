@@ -283,15 +283,10 @@ async def test_another_question_goes_on_within_a_prompt_of_windows(
 ) -> None:
     """Chunks that are shorter than the window, and longer; the last of them before the place where questions differ."""
     directory, asked = checkpoint_of(kind), questions(3)
-    roomy, tight = (
-        dataclasses.replace(made, memory=dataclasses.replace(made.memory, host_cache_chunk=chunk))
-        for made in (
-            config(directory, ROOMY, room=0, overlap=True, cache="radix"),
-            small(config(directory, TIGHT, room=ROOM, overlap=True, cache="radix")),
-        )
-    )
-    expected, _ = await in_turn(roomy, asked)
-    found, stats = await in_turn(tight, asked)
+    expected, _ = await in_turn(config(directory, ROOMY, room=0, overlap=True, cache="radix"), asked)
+    made = small(config(directory, TIGHT, room=ROOM, overlap=True, cache="radix"))
+    made = dataclasses.replace(made, memory=dataclasses.replace(made.memory, host_cache_chunk=chunk))
+    found, stats = await in_turn(made, asked)
     same(found, expected)
     again = len(asked) - len(asked) // 3
     assert stats.host_fetched_tokens == again * (DOCUMENT // chunk * chunk) > 0

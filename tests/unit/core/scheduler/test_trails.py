@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from core.memory.host_moves import CopyOut
-from core.memory.host_prefixes import HostPrefixes
+from core.memory.host_prefixes import HostMemory, HostPrefixes
 from core.memory.host_tier import HostTier
 from core.memory.kv_allocator import PagedKVAllocator
 from core.memory.request_memory import RequestMemory
@@ -17,8 +17,10 @@ from core.memory.rows import RowAllocator
 from core.memory.seat import Seat
 from core.memory.window.window_bounds import WindowBounds
 from core.memory.window.window_pages import NAME, WindowPages
+from core.prefix.base import PrefixCache
 from core.prefix.registry import build_prefix_cache
 from core.scheduler import trails as trails_module
+from core.scheduler.host_cache import HostCache
 from core.scheduler.outgoing import Outgoing
 from core.scheduler.trails import Trails
 from core.types.arrays import Ints
@@ -137,6 +139,20 @@ def test_of_a_chunk_is_copied_what_a_window_can_reach(window: int, pages: int, r
     assert [back.copies[0] for back in backs] == list(reversed(held.trails))
     assert np.concatenate([back.beside[0] for back in reversed(backs)]).tolist() == slots.tolist()
     assert all(len(back.slots) == 0 and len(back.beside[0]) for back in backs)
+
+
+def test_a_window_of_its_own_token_alone_needs_nothing_beside_keys() -> None:
+    """So there is nothing to copy of it."""
+    for window, any_trails in ((1, False), (2, True)):
+        pool = WindowPages(PAGES, PAGES, 4, WindowBounds(window, PAGE, STEP))
+        world = World()
+        host = HostMemory(world.tier, world.prefixes, rejoins=False)
+        made = HostCache(host, RequestMemory(RowAllocator(3), *_pages(), 64, [pool]), cast(Any, world.moves))
+        assert made.prefixes is not None and (made.prefixes.trails is not None) is any_trails
+
+
+def _pages() -> tuple[PagedKVAllocator, PrefixCache]:
+    return PagedKVAllocator(PAGES, PAGE), build_prefix_cache("radix", PAGE)
 
 
 def test_a_chunk_without_a_copy_ends_what_can_be_gone_on_from() -> None:
