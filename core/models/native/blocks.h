@@ -37,9 +37,9 @@ class Mlp {
     return out;
   }
 
-  // The same of one panel only: what x[rows][into().depth()] becomes in out[rows][down().depth()].
-  void inner_panel(Scratch& scratch, const T* x, int64_t rows, int64_t panel, T* out) const {
-    float* found = into_.outputs_of(scratch, x, rows, panel);
+  // The same of one panel only: what x[rows][into().depth()] becomes in out[rows][down().depth()]; `next` as in `Linear`.
+  void inner_panel(Scratch& scratch, const T* x, int64_t rows, int64_t panel, const void* next, T* out) const {
+    float* found = into_.outputs_of(scratch, x, rows, panel, next);
     for (int64_t row = 0; row < rows; ++row)
       activate_panel(found + row * kPanel, panel * kPanel, out + row * down_.depth());
   }

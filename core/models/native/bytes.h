@@ -127,16 +127,18 @@ bool multiply_few(const T* x, int64_t stride, int64_t rows, const int8_t* panel,
   return true;
 }
 
-// out[rows][64] = x[rows][depth] times the panel; `room` holds `widened_room<T>(depth)` weights.
+// out[rows][64] = x[rows][depth] times the panel; `room` holds `widened_room<T>(depth)` weights; `next` as in `panels.h`.
 template <typename T>
 void multiply(const T* x, int64_t stride, int64_t rows, const int8_t* panel, int64_t depth, float* out, T* room,
-              bool invariant) {
+              bool invariant, const void* next) {
   if (multiply_few(x, stride, rows, panel, depth, out, invariant)) return;
   constexpr int64_t kPass = kPassBytes / (kPanel * static_cast<int64_t>(sizeof(T)));
   for (int64_t from = 0; from < depth; from += kPass) {
     const int64_t count = std::min(kPass, depth - from);
     widen_panel(panel + from * kPanel, count, room);
-    multiply<false>(x + from, stride, rows, room, count, out, from > 0, invariant);
+    const void* behind = from + count < depth ? panel + (from + count) * kPanel : next;
+    if (multiply_by_tiles<false>(x + from, stride, rows, room, count, out, from > 0, invariant)) continue;
+    multiply_pass<false>(x + from, stride, rows, room, count, out, from > 0, behind, kPanelLines / sizeof(T));
   }
 }
 

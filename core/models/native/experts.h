@@ -65,9 +65,9 @@ class Experts {
     router_.route(shop, work.room, normed, tokens, work.routing);
     weigh_common(work, normed, tokens);
     share_out(shop, work, normed, tokens);
-    each_panel(shop, work, &Mlp<T>::into, [](const Share& share, const Part& part, Scratch& scratch) {
+    each_panel(shop, work, &Mlp<T>::into, [](const Share& share, const Part& part, const void* next, Scratch& scratch) {
       const Mlp<T>& mlp = *share.mlp;
-      mlp.inner_panel(scratch, share.x + part.from * mlp.into().depth(), part.rows, part.panel,
+      mlp.inner_panel(scratch, share.x + part.from * mlp.into().depth(), part.rows, part.panel, next,
                       share.inner + part.from * mlp.down().depth());
     });
   }
@@ -77,13 +77,14 @@ class Experts {
   template <typename Sink>
   void apply(Workshop& shop, Work& work, int64_t tokens, const Sink& sink) const {
     if (tokens == 1) return apply_alone(shop, work, sink);
-    each_panel(shop, work, &Mlp<T>::down, [this](const Share& share, const Part& part, Scratch& scratch) {
+    const auto write = [this](const Share& share, const Part& part, const void* next, Scratch& scratch) {
       const Linear<T>& down = share.mlp->down();
       const T* inner = share.inner + part.from * down.depth();
-      const float* found = down.outputs_of(scratch, inner, part.rows, part.panel);
+      const float* found = down.outputs_of(scratch, inner, part.rows, part.panel, next);
       for (int64_t row = 0; row < part.rows; ++row)
         round_panel(found + row * kPanel, share.out + (part.from + row) * width_ + part.panel * kPanel);
-    });
+    };
+    each_panel(shop, work, &Mlp<T>::down, write);
     const Routing& routing = work.routing;
     const T* out = work.shares.front().out;
     const T* common = shared_ ? work.shares.back().out : nullptr;
@@ -102,20 +103,28 @@ class Experts {
  private:
   static constexpr int64_t kSumTokens = 4, kGatherRows = 8;
 
-  // Every chunk of `matrix` of every share, in one phase.
+  // Every chunk of `matrix` of every share, in one phase: each(share, part, the weights after it, scratch).
   template <typename Of, typename Each>
   void each_panel(Workshop& shop, Work& work, Of matrix, const Each& each) const {
     work.chunks.clear();
     int64_t count = 0;
     for (const Share& share : work.shares)
       work.chunks.push_back(count += (share.mlp->*matrix)().panels() * blocks(share));
-    shop.team.run(count, [&](int64_t chunk, int64_t worker) {
+    // The share of a chunk, and which of the share's chunks it is.
+    const auto place_of = [&](int64_t chunk) -> std::pair<const Share&, int64_t> {
       const size_t place = std::upper_bound(work.chunks.begin(), work.chunks.end(), chunk) - work.chunks.begin();
-      const Share& share = work.shares[place];
-      if (place > 0) chunk -= work.chunks[place - 1];
-      const int64_t from = chunk % blocks(share) * Linear<T>::kBlock;
+      return {work.shares[place], place > 0 ? chunk - work.chunks[place - 1] : chunk};
+    };
+    shop.team.run(count, [&](int64_t chunk, int64_t worker) {
+      const auto [share, own] = place_of(chunk);
+      const int64_t from = own % blocks(share) * Linear<T>::kBlock;
       const int64_t rows = std::min(Linear<T>::kBlock, share.rows - from);
-      each(share, Part{chunk / blocks(share), from, rows}, shop.scratch[worker]);
+      const void* next = nullptr;
+      if (chunk + shop.team.size() < count) {
+        const auto [behind, its] = place_of(chunk + shop.team.size());
+        next = (behind.mlp->*matrix)().weights_of(its / blocks(behind));
+      }
+      each(share, Part{own / blocks(share), from, rows}, next, shop.scratch[worker]);
     });
   }
 
@@ -130,7 +139,7 @@ class Experts {
       for (size_t place = 0; place < work.shares.size(); ++place) {
         const Share& share = work.shares[place];
         const Linear<T>& down = share.mlp->down();
-        round_panel(down.outputs_of(shop.scratch[worker], share.inner, 1, panel), rounded);
+        round_panel(down.outputs_of(shop.scratch[worker], share.inner, 1, panel, nullptr), rounded);
         const bool common = shared_ && place + 1 == work.shares.size();
         add_weighted(sum, rounded, common ? work.common[0] : weight(work.routing, static_cast<int64_t>(place)));
       }

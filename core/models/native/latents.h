@@ -139,7 +139,7 @@ class Latents final : public Mixer<T> {
         std::fill(x + row * depth + count, x + (row + 1) * depth, T(0.0f));
       }
       for (int64_t panel = 0; panel < matrix.panels(); ++panel) {
-        const float* found = matrix.outputs_of(scratch, x, rows, panel);
+        const float* found = matrix.outputs_of(scratch, x, rows, panel, matrix.weights_of(panel + 1));
         const int64_t wanted = std::min(kPanel, matrix.outputs() - panel * kPanel);
         for (int64_t row = 0; row < rows; ++row) {
           T* out = to + (first + row) * to_stride + head * to_step + panel * kPanel;

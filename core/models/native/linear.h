@@ -64,7 +64,7 @@ class Linear {
     const Rows read = grouped_ ? grouped_->prepare(team, scratch[0], x, rows) : Rows{x, nullptr, nullptr};
     team.run(panels() * blocks, [&](int64_t chunk, int64_t worker) {
       const int64_t panel = chunk / blocks, from = chunk % blocks * block, mine = std::min(block, rows - from);
-      float* out = panel_of(scratch[worker], read, from, mine, panel);
+      float* out = panel_of(scratch[worker], read, from, mine, panel, weights_of((chunk + team.size()) / blocks));
       const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
       for (int64_t row = 0; row < mine; ++row) sink(from + row, first, out + row * kPanel, count);
     });
@@ -77,11 +77,18 @@ class Linear {
     });
   }
 
-  // [rows][64] in place 0 of `scratch`: one panel's outputs of x[rows][depth], for a caller with chunks of its own.
-  float* outputs_of(Scratch& scratch, const T* x, int64_t rows, int64_t panel) const {
+  // What a thread reads of a panel from memory; null where there is no such panel, or groups are unpacked for long.
+  const void* weights_of(int64_t panel) const {
+    if (grouped_ || panel >= panels()) return nullptr;
+    return static_cast<const char*>(panels_.const_data_ptr()) + panel * kPanel * depth_ * panels_.element_size();
+  }
+
+  // [rows][64] in place 0 of `scratch`: one panel's outputs of x[rows][depth], for a caller with chunks of its own. `next`:
+  // `weights_of` what the caller's thread multiplies with after it, mostly, or null.
+  float* outputs_of(Scratch& scratch, const T* x, int64_t rows, int64_t panel, const void* next) const {
     Team alone(1);
     const Rows read = grouped_ ? grouped_->prepare(alone, scratch, x, rows) : Rows{x, nullptr, nullptr};
-    return panel_of(scratch, read, 0, rows, panel);
+    return panel_of(scratch, read, 0, rows, panel, next);
   }
 
  private:
@@ -95,12 +102,13 @@ class Linear {
     return std::min(kBlock, round_up(share, kBlockStep));
   }
 
-  float* panel_of(Scratch& scratch, const Rows& read, int64_t from, int64_t rows, int64_t panel) const {
+  float* panel_of(Scratch& scratch, const Rows& read, int64_t from, int64_t rows, int64_t panel,
+                  const void* next) const {
     float* out = scratch.take<float>(0, round_up(rows, kRows) * kPanel);
     if (grouped_) {
       grouped_->product(scratch, read, from, rows, panel, out);
     } else {
-      product(scratch, read.x + from * depth_, rows, panel, out);
+      product(scratch, read.x + from * depth_, rows, panel, next, out);
     }
     const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
     const float* scale = scale_ ? scale_->const_data_ptr<float>() + first : nullptr;
@@ -128,13 +136,13 @@ class Linear {
         to[n / kPanel * kPanel * depth_ + panel_place<S>(n % kPanel, k)] = from[n * inputs + k];
   }
 
-  void product(Scratch& scratch, const T* x, int64_t rows, int64_t panel, float* out) const {
-    const int64_t place = panel * kPanel * depth_;
+  void product(Scratch& scratch, const T* x, int64_t rows, int64_t panel, const void* next, float* out) const {
+    const void* weights = weights_of(panel);
     if (bytes_) {
       T* room = scratch.take<T>(1, widened_room<T>(depth_));
-      multiply(x, depth_, rows, panels_.const_data_ptr<int8_t>() + place, depth_, out, room, scratch.invariant());
+      multiply(x, depth_, rows, static_cast<const int8_t*>(weights), depth_, out, room, scratch.invariant(), next);
     } else {
-      multiply<true>(x, depth_, rows, panels_.const_data_ptr<T>() + place, depth_, out, false, scratch.invariant());
+      multiply<true>(x, depth_, rows, static_cast<const T*>(weights), depth_, out, false, scratch.invariant(), next);
     }
   }
 

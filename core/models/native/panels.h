@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "ahead.h"
 #include "vectors.h"
 
 namespace slipstream {
@@ -26,17 +27,6 @@ constexpr int64_t kPanel = 64;
 constexpr int64_t kRows = 32;
 // Inputs of a row, their stride and a panel's depth are multiples of this, filled up with zeros.
 constexpr int64_t kDepth = 32;
-
-// Asks for weights some bytes behind those that are multiplied. Xeons with AMX have more lines under way to the second
-// cache than to the first: asked in two steps, two cores get 43 GB/s out of the third where they got 32.
-inline void ask_ahead(const void* weights) {
-#if defined(__AMX_BF16__)
-  __builtin_prefetch(static_cast<const char*>(weights) + 8192, 0, 2);
-  __builtin_prefetch(static_cast<const char*>(weights) + 1024, 0, 3);
-#else
-  __builtin_prefetch(static_cast<const char*>(weights) + 8192, 0, 3);
-#endif
-}
 
 // Where weight (output, input) of a panel is.
 template <typename T>
@@ -72,12 +62,14 @@ struct Sums {
   }
 };
 
-template <int M, bool kFetch>
-inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add) {
+template <int M, bool kFetch, bool kAhead>
+inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add,
+                       const Ahead& ahead) {
   for (int64_t part = 0; part < kPanel; part += kEights<M> * 8) {
     Sums<M> sums;
     sums.begin(out + part, add);
     for (int64_t k = 0; k < depth; ++k) {
+      if (kAhead && part == 0) ahead.ask(k);
       const float* weights = panel + k * kPanel + part;
       for (int e = 0; e < kEights<M>; e += 4)
         if constexpr (kFetch) ask_ahead(weights + e * 8);
@@ -92,13 +84,15 @@ inline void panel_rows(const float* x, int64_t stride, const float* panel, int64
   }
 }
 
-template <int M, bool kFetch>
-inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
+template <int M, bool kFetch, bool kAhead>
+inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add,
+                       const Ahead& ahead) {
   const __m256i high = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
   for (int64_t part = 0; part < kPanel; part += kEights<M> * 8) {
     Sums<M> sums;
     sums.begin(out + part, add);
     for (int64_t k = 0; k < depth; k += 2) {
+      if (kAhead && part == 0) ahead.ask(k / 2);
       const BFloat16* weights = panel + k * kPanel + part * 2;
       for (int e = 0; e < kEights<M>; e += 2)
         if constexpr (kFetch) ask_ahead(weights + e * 16);
@@ -125,13 +119,15 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
 
 #else
 
-template <int M, bool kFetch>
-inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add) {
+template <int M, bool kFetch, bool kAhead>
+inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add,
+                       const Ahead& ahead) {
   constexpr int kParts = kPanel / kLanes;
   Floats sums[M][kParts];
   for (int m = 0; m < M; ++m)
     for (int p = 0; p < kParts; ++p) sums[m][p] = add ? load(out + m * kPanel + p * kLanes) : Floats{};
   for (int64_t k = 0; k < depth; ++k) {
+    if constexpr (kAhead) ahead.ask(k);
     Floats weights[kParts];
     for (int p = 0; p < kParts; ++p) {
       weights[p] = load(panel + k * kPanel + p * kLanes);
@@ -146,8 +142,9 @@ inline void panel_rows(const float* x, int64_t stride, const float* panel, int64
 
 #if defined(__AVX512BF16__)
 
-template <int M, bool kFetch>
-inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
+template <int M, bool kFetch, bool kAhead>
+inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add,
+                       const Ahead& ahead) {
   constexpr int kParts = kPanel / kLanes;
   __m512 sums[M][kParts];
   for (int m = 0; m < M; ++m)
@@ -155,6 +152,7 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
       sums[m][p] = add ? _mm512_loadu_ps(out + m * kPanel + p * kLanes) : _mm512_setzero_ps();
   const char* weight = reinterpret_cast<const char*>(panel);
   for (int64_t k = 0; k < depth; k += 2, weight += 256) {
+    if constexpr (kAhead) ahead.ask(k / 2);
     __m512bh weights[kParts];
     for (int p = 0; p < kParts; ++p) {
       weights[p] = (__m512bh)_mm512_loadu_si512(weight + p * 64);
@@ -173,13 +171,15 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
 
 #else
 
-template <int M, bool kFetch>
-inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add) {
+template <int M, bool kFetch, bool kAhead>
+inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add,
+                       const Ahead& ahead) {
   constexpr int kParts = kPanel / kLanes;
   Floats sums[M][kParts];
   for (int m = 0; m < M; ++m)
     for (int p = 0; p < kParts; ++p) sums[m][p] = add ? load(out + m * kPanel + p * kLanes) : Floats{};
   for (int64_t k = 0; k < depth; k += 2) {
+    if constexpr (kAhead) ahead.ask(k / 2);
     for (int p = 0; p < kParts; ++p) {
       Words pairs;
       std::memcpy(&pairs, panel + k * kPanel + p * 2 * kLanes, sizeof(pairs));
@@ -352,32 +352,49 @@ inline void of_so_many(int64_t count, const Work& work) {
   if constexpr (kMost > 1) of_so_many<kMost - 1>(count, work);
 }
 
-// Calls work(first row, how many as a constant) for blocks of about the same size: in one of a single row the sums wait
-// for each other, and the weights are read for little.
+// Calls work(first row, which block, of how many, how many rows as a constant) for blocks of about the same size: in one of
+// a single row the sums wait for each other, and the weights are read for little.
 template <typename Work>
 inline void in_row_blocks(int64_t rows, const Work& work) {
-  for (int64_t row = 0, blocks = (rows + kBlockRows - 1) / kBlockRows; blocks > 0; --blocks) {
-    const int64_t taken = (rows - row + blocks - 1) / blocks;
-    of_so_many<kBlockRows>(taken, [&](auto constant) { work(row, constant); });
+  for (int64_t row = 0, block = 0, blocks = (rows + kBlockRows - 1) / kBlockRows; block < blocks; ++block) {
+    const int64_t left = blocks - block, taken = (rows - row + left - 1) / left;
+    of_so_many<kBlockRows>(taken, [&](auto constant) { work(row, block, blocks, constant); });
     row += taken;
   }
 }
 
-// out[rows][64] = (add ? out : 0) + x[rows][depth] times the panel. `kFetch`: the panel comes from memory, not from a cache.
-// `invariant`: a row gets the same bits among any number of rows, also where there are tiles.
+// out[rows][64] = (add ? out : 0) + x[rows][depth] times weights that one pass holds. `kFetch`: they come from memory, not
+// from a cache. `lines` of `next` for each step of them are asked for.
+template <bool kFetch, typename T>
+void multiply_pass(const T* x, int64_t stride, int64_t rows, const T* weights, int64_t depth, float* out, bool add,
+                   const void* next, int64_t lines) {
+  in_row_blocks(rows, [&](int64_t row, int64_t block, int64_t blocks, auto taken) {
+    const Ahead ahead(next, lines, block, blocks);
+    const T* read = x + row * stride;
+    float* to = out + row * kPanel;
+    // The first rows bring the weights for all others.
+    const bool fetches = kFetch && row == 0;
+    if (fetches && ahead) return panel_rows<taken, kFetch, true>(read, stride, weights, depth, to, add, ahead);
+    if (fetches) return panel_rows<taken, kFetch, false>(read, stride, weights, depth, to, add, ahead);
+    if (ahead) return panel_rows<taken, false, true>(read, stride, weights, depth, to, add, ahead);
+    panel_rows<taken, false, false>(read, stride, weights, depth, to, add, ahead);
+  });
+}
+
+constexpr int64_t kPanelLines = 4;
+
+// out[rows][64] = (add ? out : 0) + x[rows][depth] times the panel; `next` is what the caller multiplies with after it, or
+// null. `invariant`: a row gets the same bits among any number of rows, also where there are tiles.
 template <bool kFetch, typename T>
 void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t depth, float* out, bool add,
-              bool invariant) {
+              bool invariant, const void* next = nullptr) {
   if (multiply_by_tiles<kFetch>(x, stride, rows, panel, depth, out, add, invariant)) return;
   const int64_t pass = rows > kBlockRows ? kPassBytes / (kPanel * static_cast<int64_t>(sizeof(T))) : depth;
   for (int64_t from = 0; from < depth; from += pass, add = true) {
     const int64_t count = std::min(pass, depth - from);
     const T* weights = panel + from * kPanel;
-    in_row_blocks(rows, [&](int64_t row, auto taken) {
-      // The first rows bring the weights for all others.
-      if (kFetch && row == 0) return panel_rows<taken, true>(x + from, stride, weights, count, out, add);
-      panel_rows<taken, false>(x + row * stride + from, stride, weights, count, out + row * kPanel, add);
-    });
+    const void* behind = from + count < depth ? weights + count * kPanel : next;
+    multiply_pass<kFetch>(x + from, stride, rows, weights, count, out, add, behind, kPanelLines);
   }
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from core.native.library import Library, main
 
-HEADERS = "bytes.h grouped.h linear.h nibbles.h panels.h parts.h scratch.h team.h vectors.h".split()
+HEADERS = "ahead.h bytes.h grouped.h linear.h nibbles.h panels.h parts.h scratch.h team.h vectors.h".split()
 NATIVE = Path(__file__).resolve().parents[1] / "native"
 PRODUCTS = Library(
     name="slipstream_products",
