@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +23,9 @@ HELD_BYTES: Final = 1 << 30
 """Bytes of pixels of all live requests. A request keeps them to its end: it may be retracted and computed again."""
 WAITING_BYTES: Final = 256 << 20
 """Bytes of encoded images of all requests whose images are not read to the end."""
+SHARE: Final = 3
+"""A tenant may hold so many times what is left for others: alone three quarters, and newcomers always find some (dynamic
+thresholds: Choudhury and Hahne 1998)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,33 @@ class ImageLimits:
 
     tokens: int
     prompt: int
+
+
+class TenantBytes:
+    """Bytes that tenants share, none of whom can have them all."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._own = Counter[str]()
+
+    def __bool__(self) -> bool:
+        return self._total > 0
+
+    def has_room(self, tenant: str, size: int, most: int) -> bool:
+        """Whether `tenant` may hold `size` bytes more where all together may hold `most`."""
+        return self._own[tenant] + size <= SHARE * (most - self._total - size)
+
+    def take(self, tenant: str, size: int) -> None:
+        """`tenant` holds `size` bytes more."""
+        self._total += size
+        self._own[tenant] += size
+
+    def give(self, tenant: str, size: int) -> None:
+        """`tenant` holds `size` bytes less."""
+        self._total -= size
+        self._own[tenant] -= size
+        if not self._own[tenant]:
+            del self._own[tenant]
 
 
 class ImageInputs:
@@ -49,10 +79,9 @@ class ImageInputs:
         self._placer = placer
         self._limits = limits or ImageLimits(1 << 62, 1 << 62)
         self._workers = Workers(1, "slipstream-image")
-        self._held = 0
-        self._freed: deque[int] = deque()
-        """Bytes of images that were given up since `_held` was counted."""
-        self._waiting = 0
+        self._held, self._waiting = TenantBytes(), TenantBytes()
+        self._freed: deque[tuple[str, int]] = deque()
+        """Tenants and bytes of images that were given up since `_held` was counted."""
 
     @property
     def sees(self) -> bool:
@@ -62,20 +91,20 @@ class ImageInputs:
     async def read(self, request: GenerateRequest) -> tuple[ReadImage, ...]:
         """The images of `request`, in order.
 
-        Raises InvalidRequest naming the image, and Overloaded while those of other requests take all memory for them.
+        Raises InvalidRequest naming the image, and Overloaded while those of other requests take the memory for them.
         """
         sent = request.sent_images
         if not sent:
             return ()
         self._refuse_unreadable(sent)
         size = sum(len(each.data) for each in sent)
-        if self._waiting and self._waiting + size > WAITING_BYTES:
+        if self._waiting and not self._waiting.has_room(request.tenant, size, WAITING_BYTES):
             raise Overloaded("too many images of other requests wait to be read", reason="IMAGES")
-        self._waiting += size
+        self._waiting.take(request.tenant, size)
         try:
             return await self._read_all(sent, request.tenant)
         finally:
-            self._waiting -= size
+            self._waiting.give(request.tenant, size)
 
     def _refuse_unreadable(self, sent: Sequence[SentImage]) -> None:
         if self._processor is None:
@@ -93,10 +122,10 @@ class ImageInputs:
             # A turn for each: others need not wait for all sixteen.
             image = await self._workers.run(self._read, each, caller=tenant)
             tokens, size = tokens + image.length, size + image.pixels.nbytes
-            if tokens > self._limits.prompt or size > HELD_BYTES:
+            if tokens > self._limits.prompt or not TenantBytes().has_room(tenant, size, HELD_BYTES):
                 said = f"makes {tokens} tokens and {size >> 20} MiB of the images so far, more than can be served"
                 raise InvalidRequest.of(each.field, said)
-            self._hold(image)
+            self._hold(image, tenant)
             found.append(image)
         return tuple(found)
 
@@ -128,12 +157,12 @@ class ImageInputs:
         assert len(found.keys) == found.length
         return found
 
-    def _hold(self, image: ReadImage) -> None:
+    def _hold(self, image: ReadImage, tenant: str) -> None:
         size = image.pixels.nbytes
         while self._freed:
-            self._held -= self._freed.popleft()
-        if self._held + size > HELD_BYTES:
-            raise Overloaded("images of other requests take all the memory there is for them", reason="IMAGES")
-        self._held += size
+            self._held.give(*self._freed.popleft())
+        if not self._held.has_room(tenant, size, HELD_BYTES):
+            raise Overloaded("images of other requests take the memory there is for them", reason="IMAGES")
+        self._held.take(tenant, size)
         # Called on whatever thread gives it up last, and appending is all of one piece.
-        weakref.finalize(image, self._freed.append, size)
+        weakref.finalize(image, self._freed.append, (tenant, size))

@@ -59,10 +59,10 @@ async def test_without_a_processor_images_are_refused() -> None:
     blind.close()
 
 
-async def fit(inputs: ImageInputs, count: int) -> bool:
+async def fit(inputs: ImageInputs, count: int, tenant: str = "") -> bool:
     gc.collect()
     try:
-        return len(await inputs.read(GenerateRequest(text="a", images=(b"x",) * count))) == count
+        return len(await inputs.read(GenerateRequest(text="a", images=(b"x",) * count, tenant=tenant))) == count
     except Overloaded:
         return False
 
@@ -70,19 +70,31 @@ async def fit(inputs: ImageInputs, count: int) -> bool:
 async def test_pixels_of_live_requests_are_bounded_and_given_back(
     inputs: ImageInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_inputs, "HELD_BYTES", 3 * 4 * PIXELS)
+    monkeypatch.setattr(image_inputs, "HELD_BYTES", 4 * 4 * PIXELS)
     kept = await inputs.read(GenerateRequest(text="a", images=(b"x", b"y")))
-    with pytest.raises(Overloaded, match="all the memory"):
+    with pytest.raises(Overloaded, match="take the memory"):
         await inputs.read(GenerateRequest(text="a", images=(b"x", b"y")))
     assert await fit(inputs, 1), "what was refused holds nothing"
     del kept
     assert await fit(inputs, 3)
 
 
+async def test_no_tenant_has_all_the_memory(inputs: ImageInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for 64 images: three quarters are one tenant's at most, three quarters of the rest another's."""
+    monkeypatch.setattr(image_inputs, "HELD_BYTES", 64 * 4 * PIXELS)
+    kept = []
+    for tenant, most in (("a", 48), ("b", 12), ("c", 3)):
+        for _ in range(most):
+            kept.append(await inputs.read(GenerateRequest(text="a", images=(b"x",), tenant=tenant)))
+        assert not await fit(inputs, 1, tenant)
+    kept.clear()
+    assert await fit(inputs, MAX_IMAGES, "a"), "what was given up is the tenant's again"
+
+
 async def test_what_can_never_fit_is_the_fault_of_the_request(
     inputs: ImageInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_inputs, "HELD_BYTES", 4 * PIXELS)
+    monkeypatch.setattr(image_inputs, "HELD_BYTES", 2 * 4 * PIXELS)
     with pytest.raises((InvalidRequest, Overloaded)) as refused:
         await inputs.read(GenerateRequest(text="a", images=(b"x", b"y")))
     assert isinstance(refused.value, InvalidRequest), "it is not told to come back"
@@ -118,7 +130,7 @@ class Slow(Sized):
 
 async def test_callers_take_turns_and_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_inputs, "read_image", lambda data, field: data)
-    monkeypatch.setattr(image_inputs, "WAITING_BYTES", 5)
+    monkeypatch.setattr(image_inputs, "WAITING_BYTES", 6)
     slow = Slow()
     inputs = ImageInputs(slow, object())  # type: ignore[arg-type]
     asked = [GenerateRequest(text="a", images=(b"a",), tenant="a") for _ in range(3)]
