@@ -24,8 +24,8 @@ HELD_BYTES: Final = 1 << 30
 WAITING_BYTES: Final = 256 << 20
 """Bytes of encoded images of all requests whose images are not read to the end."""
 SHARE: Final = 3
-"""A tenant may hold so many times what is left for others: alone three quarters, and newcomers always find some (dynamic
-thresholds: Choudhury and Hahne 1998)."""
+"""A tenant may hold so many times what is left for others: alone three quarters, and newcomers always find some
+(dynamic thresholds: Choudhury and Hahne 1998)."""
 
 
 @dataclass(frozen=True, slots=True)
