@@ -244,7 +244,7 @@ class PrefillAdder:
 
     def _left_of(self, rows: Ints) -> int:
         running = self._running
-        return int((running.limit[rows] - running.known[rows]).clip(0).sum())
+        return int(np.maximum(running.limit[rows] - running.known[rows], 0).sum())
 
     def _reserve_pages(self, newcomer: Req, leaving: Ints = NO_ROWS) -> int:
         """Pages to leave free for outputs of `newcomer` and of running requests without the owners of rows `leaving`.

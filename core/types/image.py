@@ -86,6 +86,8 @@ class PromptImages:
 
     def outside(self, tokens: int) -> int:
         """The most tokens, up to `tokens`, that end within no image."""
+        if not self.placed:
+            return tokens
         within = self._spans[(self._spans[:, 0] < tokens) & (tokens < self._spans[:, 1])]
         return int(within[0, 0]) if len(within) else tokens
 
