@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 namespace slipstream {
 
@@ -32,10 +33,16 @@ class Ahead {
 
   explicit operator bool() const { return first_ != nullptr; }
 
-  // `step`: one input of float32 or two of bfloat16.
+  // The two lines, or one twice, to ask for in a step: one input of float32 or two of bfloat16.
+  std::pair<const char*, const char*> lines(int64_t step) const {
+    return {first_ + step * stride_, second_ + step * stride_};
+  }
+
+  // Asks for them.
   void ask(int64_t step) const {
-    __builtin_prefetch(first_ + step * stride_, 0, 2);
-    __builtin_prefetch(second_ + step * stride_, 0, 2);
+    const auto [first, second] = lines(step);
+    __builtin_prefetch(first, 0, 2);
+    __builtin_prefetch(second, 0, 2);
   }
 
  private:
