@@ -122,6 +122,7 @@ class ImageInputs:
             # A turn for each: others need not wait for all sixteen.
             image = await self._workers.run(self._read, each, caller=tenant)
             tokens, size = tokens + image.length, size + image.pixels.nbytes
+            # Refused for good is what would not fit beside no other image either.
             if tokens > self._limits.prompt or not TenantBytes().has_room(tenant, size, HELD_BYTES):
                 said = f"makes {tokens} tokens and {size >> 20} MiB of the images so far, more than can be served"
                 raise InvalidRequest.of(each.field, said)

@@ -393,7 +393,8 @@ void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t 
   for (int64_t from = 0; from < depth; from += pass, add = true) {
     const int64_t count = std::min(pass, depth - from);
     const T* weights = panel + from * kPanel;
-    const void* behind = from + count < depth ? weights + count * kPanel : next;
+    // What is in a cache need not be asked for.
+    const void* behind = kFetch && from + count < depth ? weights + count * kPanel : next;
     multiply_pass<kFetch>(x + from, stride, rows, weights, count, out, add, behind, kPanelLines);
   }
 }
