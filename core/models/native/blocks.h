@@ -9,6 +9,7 @@
 #include "linear.h"
 #include "mixer.h"
 #include "norms.h"
+#include "parting.h"
 #include "plan.h"
 #include "rotary.h"
 
@@ -149,11 +150,11 @@ class Attention final : public Mixer<T> {
     if (stride > shape_.q_width())
       for (int64_t t = 0; t < tokens; ++t)
         std::fill(out + t * stride + shape_.q_width(), out + (t + 1) * stride, T(0.0f));
-    // Heads of a token are side by side in memory: they part only if there is not enough to do otherwise.
-    const int64_t groups = static_cast<int64_t>(plan.groups->size());
-    const int64_t parts = groups < 2 * shop.team.size() ? shape_.kv_heads : 1, heads = shape_.kv_heads / parts;
+    const int64_t parts = parts_of(*plan.groups, shape_.kv_heads, shop.team.size(),
+                                   [&](int64_t position) { return weighing_.first(position); });
+    const int64_t heads = shape_.kv_heads / parts;
     const Block<T> block{qkv, out, width, stride, nullptr, 0, 0};
-    shop.team.run(groups * parts, [&](int64_t chunk, int64_t worker) {
+    shop.team.run(static_cast<int64_t>(plan.groups->size()) * parts, [&](int64_t chunk, int64_t worker) {
       const int64_t head = chunk % parts * heads;
       slipstream::attend(shape_, weighing_, (*plan.groups)[chunk / parts], block, stored, head, head + heads,
                          shop.scratch[worker]);

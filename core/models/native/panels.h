@@ -124,7 +124,9 @@ inline void panel_rows(const float* x, int64_t stride, const float* panel, int64
                        const Ahead& ahead) {
   constexpr int kParts = kPanel / kLanes;
   Floats sums[M][kParts];
+  SLIPSTREAM_IN_REGISTERS
   for (int m = 0; m < M; ++m)
+    SLIPSTREAM_IN_REGISTERS
     for (int p = 0; p < kParts; ++p) sums[m][p] = add ? load(out + m * kPanel + p * kLanes) : Floats{};
   for (int64_t k = 0; k < depth; ++k) {
     if constexpr (kAhead) ahead.ask(k);
@@ -136,7 +138,9 @@ inline void panel_rows(const float* x, int64_t stride, const float* panel, int64
     for (int m = 0; m < M; ++m)
       for (int p = 0; p < kParts; ++p) sums[m][p] += weights[p] * x[m * stride + k];
   }
+  SLIPSTREAM_IN_REGISTERS
   for (int m = 0; m < M; ++m)
+    SLIPSTREAM_IN_REGISTERS
     for (int p = 0; p < kParts; ++p) store(sums[m][p], out + m * kPanel + p * kLanes);
 }
 
@@ -147,7 +151,9 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
                        const Ahead& ahead) {
   constexpr int kParts = kPanel / kLanes;
   __m512 sums[M][kParts];
+  SLIPSTREAM_IN_REGISTERS
   for (int m = 0; m < M; ++m)
+    SLIPSTREAM_IN_REGISTERS
     for (int p = 0; p < kParts; ++p)
       sums[m][p] = add ? _mm512_loadu_ps(out + m * kPanel + p * kLanes) : _mm512_setzero_ps();
   const char* weight = reinterpret_cast<const char*>(panel);
@@ -165,7 +171,9 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
       for (int p = 0; p < kParts; ++p) sums[m][p] = _mm512_dpbf16_ps(sums[m][p], weights[p], both);
     }
   }
+  SLIPSTREAM_IN_REGISTERS
   for (int m = 0; m < M; ++m)
+    SLIPSTREAM_IN_REGISTERS
     for (int p = 0; p < kParts; ++p) _mm512_storeu_ps(out + m * kPanel + p * kLanes, sums[m][p]);
 }
 
@@ -176,7 +184,9 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
                        const Ahead& ahead) {
   constexpr int kParts = kPanel / kLanes;
   Floats sums[M][kParts];
+  SLIPSTREAM_IN_REGISTERS
   for (int m = 0; m < M; ++m)
+    SLIPSTREAM_IN_REGISTERS
     for (int p = 0; p < kParts; ++p) sums[m][p] = add ? load(out + m * kPanel + p * kLanes) : Floats{};
   for (int64_t k = 0; k < depth; k += 2) {
     if constexpr (kAhead) ahead.ask(k / 2);
@@ -188,7 +198,9 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
         sums[m][p] += even * widen(x[m * stride + k]) + odd * widen(x[m * stride + k + 1]);
     }
   }
+  SLIPSTREAM_IN_REGISTERS
   for (int m = 0; m < M; ++m)
+    SLIPSTREAM_IN_REGISTERS
     for (int p = 0; p < kParts; ++p) store(sums[m][p], out + m * kPanel + p * kLanes);
 }
 
@@ -314,9 +326,15 @@ inline bool multiply_by_tiles(const BFloat16* x, int64_t stride, int64_t rows, c
   return true;
 }
 
+// Whether so many rows would go through tiles with a panel in a cache.
+inline bool tiles_take(int64_t rows, bool invariant) {
+  return (invariant || rows >= kCachedTileRows) && tiles_allowed();
+}
+
 #else
 
 inline bool tiles_allowed() { return false; }
+inline bool tiles_take(int64_t, bool) { return false; }
 
 template <bool kFetch>
 inline bool multiply_by_tiles(const BFloat16*, int64_t, int64_t, const BFloat16*, int64_t, float*, bool, bool) {

@@ -16,6 +16,9 @@
 #include <cstdint>
 #include <cstring>
 
+// Before a loop over all sums of a product: where it is not unrolled, GCC keeps them in memory before and behind the product.
+#define SLIPSTREAM_IN_REGISTERS _Pragma("GCC unroll 16")
+
 namespace slipstream {
 
 using c10::BFloat16;
