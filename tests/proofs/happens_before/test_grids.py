@@ -112,7 +112,7 @@ class Watch:
             # A recorder may look.
             recorder = sys._getframe(1).f_code.co_filename.endswith("clocks.py")
             if self._launching and not recorder:
-                # pytest would show the storages of an assertion that fails, byte by byte, and take gigabytes for one of a pool.
+                # Of an assertion that fails pytest would show all storages byte by byte: gigabytes for one of a pool.
                 made = tensor.untyped_storage().data_ptr() in self._made
                 assert not made, "read in place"
             return look(tensor)

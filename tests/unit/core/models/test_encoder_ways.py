@@ -34,6 +34,7 @@ def test_a_token_sees_its_own_text_as_far_as_the_window_of_its_layer(window: int
     key, value = (torch.randn(1, kv_heads, sum(LENS), WIDTH) for _ in range(2))
     found, weights = encoder_attention(module, query, key, value, None, scaling=0.3)
     assert weights is None
+    assert [(each.start, each.end) for each in context.stretches] == [(0, 61), (61, 91), (91, 161), (161, 163)]
     owner, place = torch.repeat_interleave(torch.arange(len(LENS)), torch.tensor(LENS)), torch.arange(sum(LENS))
     seen = (owner[:, None] == owner) & BothWays(window).allows(place[:, None], place)
     shared = HEADS // kv_heads

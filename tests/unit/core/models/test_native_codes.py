@@ -68,16 +68,43 @@ def test_logits_are_those_of_modules_that_read_the_same_codes(
         assert torch.equal(getattr(pool, what)(first), getattr(expected_pool, what)(first)), what
 
 
-@pytest.mark.parametrize("head", [8, 48, 64, 80, 128])
+@pytest.mark.parametrize("head", [8, 48, 64, 80, 128, 256, 288])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_heads_of_any_width_are_read(extension: Any, tmp_path: Path, head: int, dtype: str) -> None:
-    """Codes are turned sixty-four at a time, then as many as words have room for, then one by one."""
+    """Codes are turned sixty-four at a time, then as many as words have room for, then one by one.
+
+    Sums of more than 256 have no room in integers.
+    """
     model = loaded(make_checkpoint("llama", tmp_path, head_dim=head), dtype)
     assert model.reference is not None
     coded = coded_reference(model, model.reference, INT8)
     decoder = NativeDecoder(extension, model.module, model.spec, 2)
     result = run_self_check(decoder, coded, format=INT8)
     assert result.passed and (dtype == "bfloat16" or result.error < 1e-4), result
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 7])
+def test_any_number_of_queries_reads_the_same_codes(extension: Any, tmp_path: Path, heads: int) -> None:
+    """Rows are multiplied three at a time, and what is left of them."""
+    sizes = {"hidden_size": 84, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 32}
+    model = loaded(make_checkpoint("llama", tmp_path, **sizes), "bfloat16")
+    assert model.reference is not None
+    coded = coded_reference(model, model.reference, INT8)
+    assert run_self_check(NativeDecoder(extension, model.module, model.spec, 2), coded, format=INT8).passed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_queries_that_are_no_numbers_give_none(
+    extension: Any, checkpoint_of: Callable[[str], Path], dtype: str, odd: float
+) -> None:
+    model = loaded(checkpoint_of("llama"), dtype)
+    assert model.reference is not None
+    with torch.no_grad():
+        layer: Any = model.module.model.layers[-1]
+        layer.self_attn.q_proj.weight[:1] = odd
+    _, logits = run(NativeDecoder(extension, model.module, model.spec, 2), model.reference.ids)
+    assert not any(row.isfinite().any() for each in logits for row in each)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
