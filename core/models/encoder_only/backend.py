@@ -83,9 +83,10 @@ class EncoderOnlyModel:
         ids, types = batch.input_ids, None
         if self._spec.token_types > 1:
             ids, types = ids % self._spec.vocab_size, ids // self._spec.vocab_size
+        lens = batch.extend_lens_host.tolist()
         if self.products is not None:
-            self.products.begin(len(ids))
-        hidden = self._way.states(ids, batch.positions, types, batch.extend_lens_host.tolist())
+            self.products.begin(len(ids), max(lens, default=0))
+        hidden = self._way.states(ids, batch.positions, types, lens)
         if self.products is not None:
             self.products.end()
         if batch.wants_hidden:

@@ -47,13 +47,12 @@ class PackedTexts:
 
     def __init__(self, base: PreTrainedModel, context: EncoderContext, offset: int) -> None:
         self._base, self._context, self.offset = base, context, offset
-        self._like = next(base.parameters())
 
     def states(
         self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, lens: Sequence[int]
     ) -> torch.Tensor:
         """See `Way`."""
-        self._context.begin(lens, self._like)
+        self._context.begin(lens)
         named: dict[str, Any] = {} if types is None else {"token_type_ids": types[None]}
         output: Any = self._base(input_ids=ids[None], position_ids=(positions + self.offset)[None], **named)
         hidden: torch.Tensor = output.last_hidden_state[0]

@@ -184,3 +184,22 @@ def test_experts_multiply_the_rows_that_chose_them(transposed: bool) -> None:
     torch.testing.assert_close(experts(x, chosen), want, atol=1e-4, rtol=1e-4)
     with pytest.raises(IndexError):
         experts(x, torch.full((9, 2), 5))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest", "wanted"),
+    [(16, None, 1), (17, None, 2), (500, None, 2), (500, 64, 1), (500, 65, 2), (16, 16, 1)],
+)
+def test_threads_of_torch_stay_out_of_steps_that_are_brief_to_them(
+    checkpoint: Make, tokens: int, longest: int | None, wanted: int
+) -> None:
+    """Where each text is attended to alone, the longest one decides."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        products = products_of(load(checkpoint("llama")))
+        products.begin(tokens, longest)
+        assert torch.get_num_threads() == wanted
+        products.end()
+    finally:
+        torch.set_num_threads(before)
