@@ -20,7 +20,6 @@ from core.models.encoder_only.encoder_head import EncoderHead
 from core.models.encoder_only.ways import GroupedTexts, PackedTexts
 from core.models.loader import check_checkpoint, load_model
 from core.models.pooling_modules import read_pooling
-from core.models.products.family import PackedProducts
 from core.models.registry import ENCODER_TYPES, GROUPED_ENCODERS
 from core.types.control import WeightSource
 from core.types.io import EMBEDDINGS, GenerateRequest, Pooling, TextPair
@@ -103,21 +102,6 @@ async def test_vectors_equal_transformers(kind: str, native: str, tmp_path: Path
         for found, want in zip(result.embeddings, expected, strict=True):
             np.testing.assert_allclose(found.values, want[pooling], rtol=1e-4, atol=1e-4 * np.abs(want[pooling]).max())
             assert found.cached_tokens == 0
-
-
-async def test_products_hear_how_long_the_longest_text_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of torch are of no use to short texts, however many share a step."""
-    begin, told = PackedProducts.begin, set[int | None]()
-
-    def listen(products: PackedProducts, tokens: int, longest: int | None = None) -> None:
-        told.add(longest)
-        begin(products, tokens, longest)
-
-    monkeypatch.setattr(PackedProducts, "begin", listen)
-    async with engine(make_encoder(PACKED[0], tmp_path), rows=8, model_fields={"native": "wait"}) as made:
-        told.clear()
-        await embed(made, [5, 6, 7], [8, 9, 10, 11, 12])
-    assert told == {5}
 
 
 @pytest.mark.parametrize("kind", [*PACKED, *GROUPED])
