@@ -15,6 +15,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
+from functools import cache
 from pathlib import Path
 
 from tests.proofs.mutants.mutant import Mutant
@@ -31,10 +32,12 @@ def digest(mutant: Mutant, root: Path = ROOT) -> str:
     return hashlib.sha256(repr((fields, texts)).encode()).hexdigest()[:16]
 
 
-def _as_run(text: str, name: str) -> tuple[str, list[str]]:
+@cache
+def _as_run(text: str, name: str) -> tuple[str, list[tuple[str, str]]]:
     """What the interpreter sees of a file, and the names of its imports; all of its text if it is not Python.
 
-    Comments, docstrings, formatting and the modules that names come from are left out.
+    Comments, docstrings, formatting and the modules that names come from are left out. Kept: two thousand mutants, and
+    two ledgers, ask of a thousand files, and took half a minute to read them anew each time.
     """
     if not name.endswith(".py"):
         return text, []
