@@ -33,8 +33,8 @@ FEW_TOKENS = 16
 """Up to that many tokens of a step, operations between products take less time than waking torch's threads for them."""
 SHORT_TEXT = 64
 """And up to that many of the longest text that is attended to alone: torch's threads spin behind each operation, on the
-cores that products want, and there are hundreds. 128 queries of 3 to 30 tokens took MiniLM 1.06 times as long with
-them, texts of 100 to 400 tokens 0.88 times."""
+cores that products want, and there are hundreds. 128 queries of 3 to 30 tokens took MiniLM 1.04 to 1.10 times as long
+with them, texts of 100 to 400 tokens 0.88 times."""
 
 
 def load_packed(
