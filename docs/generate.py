@@ -15,7 +15,7 @@ from pathlib import Path
 from core import errors as core_errors
 from core.errors import Overloaded, SlipstreamError, StartupError
 from core.models.native.families import FAMILIES
-from core.models.registry import GROUPED_ENCODERS, PACKED_ENCODERS
+from core.models.registry import ENCODER_TYPES
 from docs import api_page
 from service import errors as service_errors
 from service.config.server_config import ServerConfig
@@ -65,8 +65,8 @@ def native_types() -> str:
 
 
 def encoder_types() -> str:
-    """Encoders whose texts are packed, and those whose texts are grouped by length."""
-    return f"Packed:\n{_listed(PACKED_ENCODERS)}\nGrouped:\n{_listed(GROUPED_ENCODERS)}"
+    """Encoders, of which every one is tried."""
+    return _listed(ENCODER_TYPES)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -37,17 +37,12 @@ SPEECH_TYPES = ("whisper",)
 """The same, whose encoders read sound."""
 
 
-PACKED_ENCODERS = (
-    *("albert", "bert", "camembert", "data2vec-text", "distilbert", "electra", "ernie", "eurobert", "gte"),
-    *("jina_embeddings_v3", "modernbert", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta"),
-    *("xlm-roberta-xl",),
+ENCODER_TYPES = (
+    *("albert", "bert", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra"),
+    *("ernie", "eurobert", "gte", "ibert", "jina_embeddings_v3", "megatron-bert", "mobilebert", "modernbert", "mpnet"),
+    *("nomic_bert", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta", "xlm-roberta-xl"),
 )
-"""Encoders without a decoder, which embed and judge, whose texts can be packed; as above."""
-GROUPED_ENCODERS = (
-    *("convbert", "deberta", "deberta-v2", "ibert", "megatron-bert", "mobilebert", "mpnet", "rembert", "roformer"),
-)
-"""Those of which only texts of one length are computed together."""
-ENCODER_TYPES = (*PACKED_ENCODERS, *GROUPED_ENCODERS)
+"""Encoders without a decoder, which embed and judge; as above."""
 
 
 def family_of(model_type: str, *, encoder_decoder: bool = False, encoder: bool = False) -> str:

@@ -63,8 +63,31 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "pos_att_type": ["p2c", "c2p"],
         "position_biased_input": False,
     },
+    "deberta-v1": {
+        **_BERT,
+        "model_type": "deberta",
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "position_biased_input": False,
+    },
+    "roformer": {**_BERT, "model_type": "roformer"},
+    "rembert": {**_BERT, "model_type": "rembert", "input_embedding_size": 256},
+    "megatron-bert": {**_BERT, "model_type": "megatron-bert"},
+    "convbert": {**_BERT, "model_type": "convbert"},
+    "mobilebert": {
+        **_BERT,
+        "model_type": "mobilebert",
+        "hidden_size": 512,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+    },
+    "ibert": {**_BERT, "model_type": "ibert", "max_position_embeddings": 514, "pad_token_id": 1},
 }
-"""Of all-MiniLM-L6, BERT and its kin, and DeBERTa-v3, base sizes each."""
+"""Of all-MiniLM-L6, BERT and its kin, DeBERTa-v3 and the first DeBERTa, and what else attends by itself: base sizes."""
+USUAL: Final = ("minilm", "bert", "xlm-roberta", "modernbert", "mpnet", "deberta")
+"""Those that are measured unless others are named."""
 
 Text = str | tuple[str, str]
 

@@ -28,7 +28,7 @@ from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
 from core.machine import usable_cpus
 from core.types.io import EmbedRequest, Pooling, TextPair
-from service.bench.encoder_works import SHAPES, Text, chosen, pairs_to_judge, save_encoder, texts_to_embed
+from service.bench.encoder_works import SHAPES, USUAL, Text, chosen, pairs_to_judge, save_encoder, texts_to_embed
 from service.bench.spec_peers import end
 from service.process.switch_interval import shorten_switch_interval
 
@@ -54,7 +54,7 @@ class Figures:
 
 
 @click.command()
-@click.option("--models", default=",".join(SHAPES), show_default=True, help="Shapes, with commas.")
+@click.option("--models", default=",".join(USUAL), show_default=True, help=f"Of {', '.join(SHAPES)}.")
 @click.option("--dtypes", default="float32", show_default=True, help="Of the weights: float32, bfloat16, with commas.")
 @click.option("--rounds", default=3, show_default=True, help="Of each; one more comes first and does not count.")
 @click.option("--threads", type=int, help="Of each.  [default: all cores]")

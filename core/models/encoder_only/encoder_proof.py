@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from core.models.encoder_only.encoder_head import EncoderHead
+from core.models.encoder_only.own_attention import DECLARED, declare
 from core.models.encoder_only.packed_encoder import IMPLEMENTATION, EncoderContext
 from core.models.encoder_only.reference import EncoderReference
 from core.models.encoder_only.ways import GroupedTexts, PackedTexts, Way
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 PROBE: Final = "slipstream-encoder-probe"
 PROBE_TOKENS: Final = 8
+LONG_TEXT: Final = 1024
+"""Tokens of the text that declared attention is compared over, if the model takes as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,42 +95,72 @@ def proved_way(base: PreTrainedModel, reference: EncoderReference, reach: int) -
         return _packed(base, reference, reach)
     except (Unsupported, NotImplementedError, TypeError, RuntimeError) as error:
         logger.info("texts are computed side by side, not packed: the model %s", str(error).partition("\n")[0])
-    pad = _pad_of(base)
-    unseen = pad is not None and _is_unseen(base, pad, reference)
-    way = GroupedTexts(base, first_position(base), pad if unseen else None)
+    way = GroupedTexts(base, first_position(base))
     apart = _difference(way, reference)
     if apart > _tolerance(base.dtype):
         raise Unsupported(f"gives texts of one step other hidden states than each alone, by {apart:.2g} of the largest")
     return way
 
 
-@torch.inference_mode()
-def _is_unseen(base: PreTrainedModel, pad: int, reference: EncoderReference) -> bool:
-    """Whether no token of a text sees what is behind a shorter one: other tokens there change nothing, bit for bit."""
-    types = reference.types if reference.token_types > 1 else None
-    first, second = (
-        GroupedTexts(base, 0, each).together(reference.ids, types) for each in (pad, pad - 1 if pad else 1)
-    )
-    pairs = zip(first, second, reference.ids, strict=True)
-    return all(torch.equal(one[: len(row)], other[: len(row)]) for one, other, row in pairs)
-
-
 def _packed(base: PreTrainedModel, reference: EncoderReference, reach: int) -> PackedTexts:
-    if "position_ids" not in inspect.signature(base.forward).parameters:
-        raise Unsupported("takes no positions")
     before = base.config._attn_implementation
-    context = EncoderContext(find_windows(base, reach))
-    bind_context(base, context)
-    base.config._attn_implementation = IMPLEMENTATION
     try:
-        for offset in _offsets(base):
-            way = PackedTexts(base, context, offset)
-            if (error := _difference(way, reference)) <= _tolerance(base.dtype):
-                return way
-        raise Unsupported(f"gives packed texts other hidden states, by {error:.2g} of the largest")
+        if base.config.model_type in DECLARED:
+            return _declared(base, reference, reach)
+        if "position_ids" not in inspect.signature(base.forward).parameters:
+            raise Unsupported("takes no positions")
+        context = EncoderContext(find_windows(base, reach))
+        return _tried(base, context, reference, _offsets(base))
     except BaseException:
         base.config._attn_implementation = before
         raise
+
+
+def _declared(base: PreTrainedModel, reference: EncoderReference, reach: int) -> PackedTexts:
+    """Over a long text as well: distances may have rules that no short one shows. Raises Unsupported."""
+    offset = first_position(base)
+    ids = torch.cat(reference.ids)
+    length = min(reach - offset, LONG_TEXT)
+    ids = ids.repeat(-(-length // len(ids)))[:length]
+    with _first_layer(base), torch.inference_mode():
+        expected = base(input_ids=ids[None]).last_hidden_state[0].float()
+    context = EncoderContext()
+    take_away = declare(base, context)
+    try:
+        way = _tried(base, context, reference, (offset,))
+        with _first_layer(base), torch.inference_mode():
+            found = way.states(ids, torch.arange(length, device=ids.device), None, [length])
+        error = _relative(found.float(), expected)
+        if error > _tolerance(base.dtype):
+            raise Unsupported(f"gives a long text other hidden states, by {error:.2g} of the largest")
+        return way
+    except BaseException:
+        take_away()
+        raise
+
+
+def _tried(
+    base: PreTrainedModel, context: EncoderContext, reference: EncoderReference, offsets: tuple[int, ...]
+) -> PackedTexts:
+    """Raises Unsupported where positions from none of `offsets` on give the states of each text alone."""
+    bind_context(base, context)
+    base.config._attn_implementation = IMPLEMENTATION
+    for offset in offsets:
+        way = PackedTexts(base, context, offset)
+        if (error := _difference(way, reference)) <= _tolerance(base.dtype):
+            return way
+    raise Unsupported(f"gives packed texts other hidden states, by {error:.2g} of the largest")
+
+
+@contextmanager
+def _first_layer(base: Any) -> Iterator[None]:
+    """The model as if it had one layer."""
+    layers = base.encoder.layer
+    base.encoder.layer = layers[:1]
+    try:
+        yield
+    finally:
+        base.encoder.layer = layers
 
 
 def find_windows(base: PreTrainedModel, reach: int) -> dict[torch.nn.Module, int]:

@@ -6,7 +6,7 @@ transformers calls the registered function with the attention module first; `bin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -57,13 +57,32 @@ def encoder_attention(
         if options.get(name) is not None:
             raise NotImplementedError(f"attends with {name}, which encoders here do not")
     context: EncoderContext = getattr(module, CONTEXT)
-    window = context.windows.get(module)
+    return attend_within(context, query, key, value, scaling=scaling, window=context.windows.get(module)), None
+
+
+def attend_within(
+    context: EncoderContext,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scaling: float | None = None,
+    window: int | None = None,
+    bias_of: Callable[[int, int], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """[1, T, H, Dv]: every text of the step attends to itself; query [1, H, T, D], key and value [1, Hkv, T, D or Dv].
+
+    `bias_of`: [1, H, n, n] that is added to the scores of the n tokens between two places. It goes with no `window`.
+    """
     attended = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
     for start, end in context.texts:
         parts = query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]
-        attend = _attend if window is None or end - start <= window else _attend_near
-        attend(*parts, scaling, window or 0, attended[:, start:end].transpose(1, 2))
-    return attended, None
+        out = attended[:, start:end].transpose(1, 2)
+        if window is None or end - start <= window:
+            _attend(*parts, scaling, out, None if bias_of is None else bias_of(start, end))
+        else:
+            _attend_near(*parts, scaling, window, out)
+    return attended
 
 
 def _attend(
@@ -71,7 +90,6 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     scaling: float | None,
-    window: int,
     out: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> None:
@@ -91,7 +109,7 @@ def _attend_near(
         keys = torch.arange(low, high, device=query.device)[None]
         near = (queries - keys).abs() <= window
         parts = query[:, :, first:behind], key[:, :, low:high], value[:, :, low:high]
-        _attend(*parts, scaling, window, out[:, :, first:behind], near)
+        _attend(*parts, scaling, out[:, :, first:behind], near)
 
 
 AttentionInterface.register(IMPLEMENTATION, encoder_attention)

@@ -1,25 +1,20 @@
-"""Two ways to run an encoder over the texts of a step: all packed into one row, or a few side by side.
+"""Two ways to run an encoder over the texts of a step: all packed into one row, or those of one length side by side.
 
-The first has no padding, and needs a model that takes positions and attends through transformers' interface. The second
-is for all others; where padding is seen by no other token, texts of nearly one length share a call.
+The first needs a model that takes positions and attends through transformers' interface, or attention that is declared.
+The second is for what is left: as right, and slower.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from core.models.encoder_only.packed_encoder import EncoderContext
 from core.models.hf.packed_attention import CONTEXT
-
-CALL_TOKENS: Final = 64
-"""Tokens of padding that are worth a call less."""
-PADDED_SHARE: Final = 0.05
-"""And more of them, by how many tokens there are."""
 
 
 class Way(Protocol):
@@ -27,6 +22,8 @@ class Way(Protocol):
 
     offset: int
     """Of the first position: RoBERTa's is behind the one of its padding."""
+    is_packed: bool
+    """Whether each text is attended to alone."""
 
     def states(
         self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, lens: Sequence[int]
@@ -45,16 +42,25 @@ class Way(Protocol):
 class PackedTexts:
     """All texts in one row, of which only attention knows where one ends (`packed_encoder`)."""
 
+    is_packed = True
+
     def __init__(self, base: PreTrainedModel, context: EncoderContext, offset: int) -> None:
         self._base, self._context, self.offset = base, context, offset
+        takes = inspect.signature(base.forward).parameters
+        # Some have a table of places by themselves, and types of as many tokens as a text may have, not a step.
+        self._takes_places, self._takes_types = "position_ids" in takes, "token_type_ids" in takes
 
     def states(
         self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, lens: Sequence[int]
     ) -> torch.Tensor:
         """See `Way`."""
         self._context.begin(lens)
-        named: dict[str, Any] = {} if types is None else {"token_type_ids": types[None]}
-        output: Any = self._base(input_ids=ids[None], position_ids=(positions + self.offset)[None], **named)
+        named: dict[str, Any] = {}
+        if self._takes_types:
+            named["token_type_ids"] = torch.zeros_like(ids)[None] if types is None else types[None]
+        if self._takes_places:
+            named["position_ids"] = (positions + self.offset)[None]
+        output: Any = self._base(input_ids=ids[None], **named)
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -64,14 +70,13 @@ class PackedTexts:
 
 
 class GroupedTexts:
-    """Texts side by side, by the model's own attention: of one length, or padded to the longest of a few."""
+    """Texts of one length side by side, by the model's own attention: for what cannot be packed, and slower."""
 
-    def __init__(self, base: PreTrainedModel, offset: int, pad: int | None = None) -> None:
-        """`offset`: how many of the positions that the configuration names are never used.
+    is_packed = False
 
-        `pad`: a token behind texts that are shorter, which other tokens do not see; None for a model in which they do.
-        """
-        self._base, self.offset, self.pad = base, offset, pad
+    def __init__(self, base: PreTrainedModel, offset: int) -> None:
+        """`offset`: how many of the positions that the configuration names are never used."""
+        self._base, self.offset = base, offset
 
     def states(
         self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, lens: Sequence[int]
@@ -79,39 +84,21 @@ class GroupedTexts:
         """See `Way`. The model counts positions by itself."""
         parts, kinds = ids.split(list(lens)), None if types is None else types.split(list(lens))
         found: dict[int, torch.Tensor] = {}
-        for places in groups(lens, padded=self.pad is not None):
-            states = self.together([parts[place] for place in places], kinds and [kinds[place] for place in places])
-            found.update((place, each[: lens[place]]) for place, each in zip(places, states, strict=True))
+        for places in groups(lens):
+            rows = torch.stack([parts[place] for place in places])
+            named = {} if kinds is None else {"token_type_ids": torch.stack([kinds[place] for place in places])}
+            output: Any = self._base(input_ids=rows, attention_mask=torch.ones_like(rows), **named)
+            found.update(zip(places, output.last_hidden_state, strict=True))
         return torch.cat([found[place] for place in range(len(lens))])
-
-    def together(self, texts: Sequence[torch.Tensor], types: Sequence[torch.Tensor] | None) -> torch.Tensor:
-        """[B, n, H]: the states of B texts, int64[<= n] each, those of padding included."""
-        named: dict[str, Any] = {"attention_mask": pad_sequence([torch.ones_like(each) for each in texts], True)}
-        if types is not None:
-            named["token_type_ids"] = pad_sequence(list(types), True)
-        output: Any = self._base(input_ids=pad_sequence(list(texts), True, self.pad or 0), **named)
-        hidden: torch.Tensor = output.last_hidden_state
-        return hidden
 
     def over(self, base: PreTrainedModel) -> GroupedTexts:
         """See `Way`."""
-        return GroupedTexts(base, self.offset, self.pad)
+        return GroupedTexts(base, self.offset)
 
 
-def groups(lens: Sequence[int], *, padded: bool) -> list[list[int]]:
-    """Places of the texts of each call, longest first: of one length, unless they may be `padded`.
-
-    Then as many as cost less in padding than another call would: some models compute as much for each call as for
-    hundreds of tokens.
-    """
-    found: list[list[int]] = []
-    wasted = tokens = 0
+def groups(lens: Sequence[int]) -> list[list[int]]:
+    """Places of the texts of each length, longest first."""
+    found: dict[int, list[int]] = {}
     for place in sorted(range(len(lens)), key=lambda each: -lens[each]):
-        short = lens[found[-1][0]] - lens[place] if found else 0
-        fits = wasted + short <= CALL_TOKENS + PADDED_SHARE * (tokens + lens[place]) if padded else not short
-        if not found or not fits:
-            found.append([])
-            wasted = tokens = short = 0
-        found[-1].append(place)
-        wasted, tokens = wasted + short, tokens + lens[place]
-    return found
+        found.setdefault(lens[place], []).append(place)
+    return list(found.values())

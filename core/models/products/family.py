@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from core.config import ModelConfig
@@ -35,6 +37,8 @@ SHORT_TEXT = 64
 """And up to that many of the longest text that is attended to alone: torch's threads spin behind each operation, on the
 cores that products want, and there are hundreds. 128 queries of 3 to 30 tokens took MiniLM 1.04 to 1.10 times as long
 with them, texts of 100 to 400 tokens 0.88 times."""
+MOST: Final = 0.75
+"""Neither where torch multiplies more than the rest of the matrices by itself: its threads are then what computes."""
 
 
 def load_packed(
@@ -101,6 +105,7 @@ class PackedProducts:
         self._crew: Any = None
         self._names: dict[str, tuple[str, ...]] = {}
         self._ready: dict[str, Forward] | None = None
+        self._mostly = False
         self.packed = 0
         """How many modules the next step computes by compiled code."""
 
@@ -111,7 +116,7 @@ class PackedProducts:
             self._ready = None
         if self.packed:
             brief = tokens <= FEW_TOKENS or (longest is not None and longest <= SHORT_TEXT)
-            self._use_torch_threads(1 if brief else self._threads)
+            self._use_torch_threads(1 if brief and self._mostly else self._threads)
 
     def end(self) -> None:
         """Call after it: nothing is multiplied for a while."""
@@ -150,8 +155,21 @@ class PackedProducts:
         alone = alone_with_weights(owners, twin.check)
         self._crew = extension.Crew(self._threads, False)
         forwards = {name: each.pack(extension, self._crew) for name, each in found.items() if name in alone}
+        self._mostly = _share_of(twin.module, [owners[name][1] for name in forwards]) >= MOST
         self._names = {name: found[name].names for name in forwards}
         put_in_place(twin.module, forwards, self._names)
         result = twin.check()
         self._crew.rest()
         return forwards, result
+
+
+def _share_of(model: nn.Module, packed: Iterable[tuple[torch.Tensor, ...]]) -> float:
+    """Of the elements of all matrices that tokens are multiplied by, how many are in `packed`."""
+    every = sum(
+        each.numel()
+        for module in model.modules()
+        if not isinstance(module, nn.Embedding)
+        for each in module.parameters(recurse=False)
+        if each.dim() > 1
+    )
+    return sum(each.numel() for matrices in packed for each in matrices) / max(every, 1)

@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from core.config import LoraConfig, ModelConfig, SpeculationConfig
 from core.errors import InvalidRequest, ModelLoadError, StartupError, Unsupported
+from core.models.encoder_only import encoder_proof
 from core.models.encoder_only.backend import EncoderOnlyModel
 from core.models.encoder_only.encoder_head import EncoderHead
 from core.models.encoder_only.ways import GroupedTexts, PackedTexts
 from core.models.loader import check_checkpoint, load_model
 from core.models.pooling_modules import read_pooling
-from core.models.registry import ENCODER_TYPES, GROUPED_ENCODERS
+from core.models.registry import ENCODER_TYPES
 from core.types.control import WeightSource
 from core.types.io import EMBEDDINGS, GenerateRequest, Pooling, TextPair
 from tests.proofs.equivalence.oracle import make_prompts
@@ -37,10 +38,7 @@ from tests.support.encoders import (
 )
 from tests.support.judges import change_config, judged_by_hand
 
-PACKED = ("bert", "roberta", "modernbert", "albert", "eurobert", "gemma3_text")
-GROUPED = ("mpnet", "deberta-v2", "convbert")
-SEE_PADDING = ("convbert", "mobilebert")
-"""By convolutions, or embeddings of the tokens beside each."""
+TRIED = ("bert", "roberta", "modernbert", "albert", "eurobert", "gemma3_text", "mpnet", "deberta-v2", "convbert")
 LABELS = {0: "bad", 1: "fine", 2: "good"}
 
 
@@ -65,9 +63,7 @@ def test_every_type_is_proved_and_its_window_is_that_of_its_configuration(
     directory = make_encoder(kind, tmp_path, suffix, **({"id2label": LABELS} if suffix else {}))
     model = loaded(directory)
     assert model.spec.context_length == LONGEST
-    assert isinstance(model.way, PackedTexts) == (kind not in GROUPED_ENCODERS), kind
-    if isinstance(model.way, GroupedTexts):
-        assert (model.way.pad is None) == (kind in SEE_PADDING), kind
+    assert isinstance(model.way, PackedTexts)
     prompts = make_prompts(9, LONGEST, seed=7)
     ids = torch.cat([torch.tensor(each) for each in prompts])
     with torch.inference_mode():
@@ -86,7 +82,7 @@ def test_every_type_is_proved_and_its_window_is_that_of_its_configuration(
 
 
 @pytest.mark.parametrize("native", ["off", "wait"])
-@pytest.mark.parametrize("kind", [*PACKED, *GROUPED])
+@pytest.mark.parametrize("kind", TRIED)
 async def test_vectors_equal_transformers(kind: str, native: str, tmp_path: Path) -> None:
     """In steps of 32 tokens: some texts share a step, and longer ones have one alone."""
     directory = make_encoder(kind, tmp_path)
@@ -104,7 +100,7 @@ async def test_vectors_equal_transformers(kind: str, native: str, tmp_path: Path
             assert found.cached_tokens == 0
 
 
-@pytest.mark.parametrize("kind", [*PACKED, *GROUPED])
+@pytest.mark.parametrize("kind", TRIED)
 async def test_pairs_equal_transformers(kind: str, tmp_path: Path) -> None:
     """Tokens of the second text have a type of their own, where the model knows types."""
     directory = make_encoder(kind, tmp_path, "ForSequenceClassification", id2label={0: "relevance"})
@@ -248,8 +244,11 @@ def test_a_head_that_makes_something_else_of_states_is_refused(tmp_path: Path, m
         loaded(directory)
 
 
-def test_an_encoder_that_cannot_be_packed_says_why_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_encoder_that_cannot_be_packed_says_why_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = make_encoder("mpnet", tmp_path)
+    monkeypatch.setattr(encoder_proof, "DECLARED", {})
     with caplog.at_level(logging.INFO):
         assert isinstance(loaded(directory).way, GroupedTexts)
     assert "texts are computed side by side, not packed" in caplog.text

@@ -66,34 +66,11 @@ def test_texts_of_one_length_are_computed_together_and_each_gets_its_own_states(
 
 
 @pytest.mark.parametrize(
-    ("lens", "padded", "wanted"),
-    [
-        ((5, 3, 5, 4), False, [[0, 2], [3], [1]]),
-        ((5, 3, 5, 4), True, [[0, 2, 3, 1]]),
-        ((200, 136, 126), True, [[0, 1], [2]]),
-        ((200, 200, 126), True, [[0, 1, 2]]),
-        ((300, 200, 199), True, [[0], [1, 2]]),
-        ((400, 340, 200, 130), True, [[0, 1], [2, 3]]),
-        ((), True, []),
-    ],
+    ("lens", "wanted"),
+    [((5, 3, 5, 4), [[0, 2], [3], [1]]), ((1, 2), [[1], [0]]), ((), [])],
 )
-def test_padding_is_as_much_as_a_call_less_is_worth(
-    lens: tuple[int, ...], padded: bool, wanted: list[list[int]]
-) -> None:
-    assert groups(lens, padded=padded) == wanted
-
-
-def test_behind_a_shorter_text_is_padding_that_has_no_states() -> None:
-    masks: list[list[list[int]]] = []
-
-    def base(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        masks.append(attention_mask.tolist())
-        return SimpleNamespace(last_hidden_state=input_ids[..., None].float())
-
-    ids = torch.arange(1, 6)
-    found = GroupedTexts(cast(PreTrainedModel, base), 0, 9).states(ids, ids, None, (2, 3))
-    assert found[:, 0].tolist() == [1, 2, 3, 4, 5]
-    assert masks == [[[1, 1, 1], [1, 1, 0]]]
+def test_texts_are_grouped_by_length_and_the_longest_come_first(lens: tuple[int, ...], wanted: list[list[int]]) -> None:
+    assert groups(lens) == wanted
 
 
 def test_how_far_a_layer_sees_is_read_from_its_own_rule() -> None:
