@@ -11,8 +11,9 @@ from tests.proofs.equivalence.test_embeddings import embed, engine
 from tests.support.encoders import make_encoder
 
 
-async def test_products_hear_how_long_the_longest_text_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of torch are of no use to short texts, however many share a step."""
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> set[int | None]:
+    """What products were told of the longest text of each step."""
     begin, told = PackedProducts.begin, set[int | None]()
 
     def listen(products: PackedProducts, tokens: int, longest: int | None = None) -> None:
@@ -20,7 +21,20 @@ async def test_products_hear_how_long_the_longest_text_is(tmp_path: Path, monkey
         begin(products, tokens, longest)
 
     monkeypatch.setattr(PackedProducts, "begin", listen)
+    return told
+
+
+async def test_products_hear_how_long_the_longest_text_is(tmp_path: Path, told: set[int | None]) -> None:
+    """Threads of torch are of no use to short texts, however many share a step."""
     async with engine(make_encoder("bert", tmp_path), rows=8, model_fields={"native": "wait"}) as made:
         told.clear()
         await embed(made, [5, 6, 7], [8, 9, 10, 11, 12])
     assert told == {5}
+
+
+async def test_products_are_told_nothing_of_texts_that_share_operations(tmp_path: Path, told: set[int | None]) -> None:
+    directory = make_encoder("deberta", tmp_path, talking_head=True)
+    async with engine(directory, rows=8, model_fields={"native": "wait"}) as made:
+        told.clear()
+        await embed(made, [5, 6, 7], [8, 9, 10])
+    assert told == {None}

@@ -203,3 +203,19 @@ def test_threads_of_torch_stay_out_of_steps_that_are_brief_to_them(
         products.end()
     finally:
         torch.set_num_threads(before)
+
+
+def test_threads_of_torch_stay_where_torch_multiplies_most(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = family.matrices_of
+    monkeypatch.setattr(
+        family, "matrices_of", lambda model: {name: each for name, each in found(model).items() if "q_proj" in name}
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        products = products_of(load(checkpoint("llama")))
+        assert products.packed > 0
+        products.begin(1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
