@@ -51,4 +51,41 @@ class Ahead {
   const char *first_ = nullptr, *second_ = nullptr;
 };
 
+// The same where a block goes over its weights several times, in parts: each step of each part asks for its share, so
+// memory always has something to do. A lone block asks as well.
+class Trickle {
+ public:
+  // As of `Ahead`.
+  Trickle(const void* weights, int64_t lines, int64_t block, int64_t blocks)
+      : from_(static_cast<const char*>(weights)), lines_(lines), block_(block), blocks_(blocks) {}
+
+  explicit operator bool() const { return from_ != nullptr; }
+
+  // What the steps of part `part` of `parts` ask for.
+  class Part {
+   public:
+    Part(const char* from, int64_t stride) : from_(from), stride_(stride) {}
+
+    // Asks for `kLines` lines, which is what a step does at most.
+    template <int kLines>
+    void ask(int64_t step) const {
+      for (int line = 0; line < kLines; ++line) __builtin_prefetch(from_ + step * stride_ + line * kLine, 0, 2);
+    }
+
+   private:
+    const char* from_;
+    int64_t stride_;
+  };
+
+  Part part(int64_t part, int64_t parts, int64_t steps) const {
+    const int64_t stride = lines_ * kLine / (blocks_ * parts);
+    return {from_ + (block_ * parts + part) * steps * stride, stride};
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  const char* from_;
+  int64_t lines_, block_, blocks_;
+};
+
 }  // namespace slipstream

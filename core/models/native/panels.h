@@ -28,6 +28,33 @@ constexpr int64_t kRows = 32;
 // Inputs of a row, their stride and a panel's depth are multiples of this, filled up with zeros.
 constexpr int64_t kDepth = 32;
 
+// Rows whose sums stay in registers.
+#if defined(__AVX2__) && defined(__FMA__)
+constexpr int kBlockRows = 6;
+#else
+constexpr int kBlockRows = 2;
+#endif
+// Inputs of one pass over a panel, so that it stays in a cache while all rows go by: in the second, where it is read once for
+// a block of rows, else in the first. Up to `kOnePassRows` rows go over it all at once.
+#if defined(__AVX512F__)
+constexpr int64_t kPassBytes = 1 << 18, kOnePassRows = kBlockRows;
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int64_t kPassBytes = 1 << 14, kOnePassRows = 0;
+#else
+constexpr int64_t kPassBytes = 1 << 14, kOnePassRows = kBlockRows;
+#endif
+// Lines of a panel that a step reads: one input of float32 or two of bfloat16.
+constexpr int64_t kPanelLines = 4;
+
+// How weights are asked for that come next: by all of a pass, where it takes all parts of a panel in turn.
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
+using Asking = Trickle;
+constexpr bool kFetches = false;
+#else
+using Asking = Ahead;
+constexpr bool kFetches = true;
+#endif
+
 // Where weight (output, input) of a panel is.
 template <typename T>
 constexpr int64_t panel_place(int64_t output, int64_t input) {
@@ -42,79 +69,106 @@ constexpr int64_t panel_place(int64_t output, int64_t input) {
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
 
 // Sixteen registers of eight floats. The compiler does not spread vectors of sixteen over them without going through
-// memory, so a panel is taken in halves, and sums of three rows stay in registers. Those of one row fit for all of it,
-// which is then read in order.
+// memory, so a panel is taken in parts that leave room for the sums. An input's weights are held while its rows go by,
+// which takes fewer registers, and so more rows, than to hold the rows: 1.3 times as quick.
 template <int M>
-constexpr int kEights = M == 1 ? kPanel / 8 : kPanel / 16;
+constexpr int kEights = M == 1 ? 8 : M <= 3 ? 4 : 2;
 
 template <int M>
 struct Sums {
   __m256 of[M][kEights<M>];
 
   void begin(const float* out, bool add) {
+    SLIPSTREAM_IN_REGISTERS
     for (int m = 0; m < M; ++m)
+      SLIPSTREAM_IN_REGISTERS
       for (int e = 0; e < kEights<M>; ++e)
         of[m][e] = add ? _mm256_loadu_ps(out + m * kPanel + e * 8) : _mm256_setzero_ps();
   }
+  // Adds one input of each row, which lie `stride` apart, times its weights.
+  void add(const float* x, int64_t stride, const __m256 (&weights)[kEights<M>]) {
+    SLIPSTREAM_IN_REGISTERS
+    for (int m = 0; m < M; ++m) {
+      const __m256 value = _mm256_broadcast_ss(x + m * stride);
+      SLIPSTREAM_IN_REGISTERS
+      for (int e = 0; e < kEights<M>; ++e) of[m][e] = _mm256_fmadd_ps(weights[e], value, of[m][e]);
+    }
+  }
   void end(float* out) const {
+    SLIPSTREAM_IN_REGISTERS
     for (int m = 0; m < M; ++m)
+      SLIPSTREAM_IN_REGISTERS
       for (int e = 0; e < kEights<M>; ++e) _mm256_storeu_ps(out + m * kPanel + e * 8, of[m][e]);
   }
 };
 
-template <int M, bool kFetch, bool kAhead>
-inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add,
-                       const Ahead& ahead) {
-  for (int64_t part = 0; part < kPanel; part += kEights<M> * 8) {
-    Sums<M> sums;
-    sums.begin(out + part, add);
-    for (int64_t k = 0; k < depth; ++k) {
-      if (kAhead && part == 0) ahead.ask(k);
-      const float* weights = panel + k * kPanel + part;
-      for (int e = 0; e < kEights<M>; e += 4)
-        if constexpr (kFetch) ask_ahead(weights + e * 8);
-      __m256 values[M];
-      for (int m = 0; m < M; ++m) values[m] = _mm256_broadcast_ss(x + m * stride + k);
-      for (int e = 0; e < kEights<M>; ++e) {
-        const __m256 weight = _mm256_loadu_ps(weights + e * 8);
-        for (int m = 0; m < M; ++m) sums.of[m][e] = _mm256_fmadd_ps(weight, values[m], sums.of[m][e]);
-      }
+// Adds one input of float32, or two of bfloat16, of which the weights lie at `from`.
+template <int M>
+inline void add_inputs(const float* x, int64_t stride, const float* from, Sums<M>& sums) {
+  __m256 weights[kEights<M>];
+  for (int e = 0; e < kEights<M>; ++e) weights[e] = _mm256_loadu_ps(from + e * 8);
+  sums.add(x, stride, weights);
+}
+
+template <int M>
+inline void add_inputs(const float* x, int64_t stride, const BFloat16* from, Sums<M>& sums) {
+  const __m256i high = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
+  const __m256i* pairs = reinterpret_cast<const __m256i*>(from);
+  __m256 weights[kEights<M>];
+  for (int e = 0; e < kEights<M>; ++e)
+    weights[e] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(pairs + e), 16));
+  sums.add(x, stride, weights);
+  for (int e = 0; e < kEights<M>; ++e)
+    weights[e] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(pairs + e), high));
+  sums.add(x + 1, stride, weights);
+}
+
+// Rows of bfloat16 become floats once for all parts of a panel.
+template <int M>
+struct WideRows {
+  alignas(32) float of[M][kPassBytes / (kPanel * sizeof(BFloat16))];
+
+  static constexpr int64_t stride() { return sizeof(of[0]) / sizeof(float); }
+
+  WideRows(const BFloat16* x, int64_t stride, int64_t depth) {
+    for (int m = 0; m < M; ++m)
+      for (int64_t k = 0; k < depth; k += kLanes) store(load(x + m * stride + k), of[m] + k);
+  }
+};
+
+// Rows of M whose sums are made together: eight sums of four rows would wait for each other.
+template <int M>
+constexpr int kTogether = M == 4 ? 2 : M;
+
+template <int M, bool kAhead, typename T>
+inline void panel_floats(const float* x, int64_t stride, const T* panel, int64_t depth, float* out, bool add,
+                         const Asking& asking) {
+  constexpr int kRowsAtOnce = kTogether<M>;
+  constexpr int64_t kInputs = 4 / sizeof(T), kStep = kEights<kRowsAtOnce> * 8, kParts = M / kRowsAtOnce * kPanel / kStep;
+  for (int64_t at = 0; at < kParts; ++at) {
+    const int64_t row = at * kStep / kPanel * kRowsAtOnce, part = at * kStep % kPanel;
+    const Asking::Part share = asking.part(at, kParts, depth / kInputs);
+    Sums<kRowsAtOnce> sums;
+    sums.begin(out + row * kPanel + part, add);
+    for (int64_t k = 0; k < depth; k += kInputs) {
+      if constexpr (kAhead) share.template ask<kPanelLines / kParts>(k / kInputs);
+      add_inputs<kRowsAtOnce>(x + row * stride + k, stride, panel + k * kPanel + part * kInputs, sums);
     }
-    sums.end(out + part);
+    sums.end(out + row * kPanel + part);
   }
 }
 
-template <int M, bool kFetch, bool kAhead>
+template <int M, bool, bool kAhead>
+inline void panel_rows(const float* x, int64_t stride, const float* panel, int64_t depth, float* out, bool add,
+                       const Asking& asking) {
+  panel_floats<M, kAhead>(x, stride, panel, depth, out, add, asking);
+}
+
+template <int M, bool, bool kAhead>
 inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel, int64_t depth, float* out, bool add,
-                       const Ahead& ahead) {
-  const __m256i high = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
-  for (int64_t part = 0; part < kPanel; part += kEights<M> * 8) {
-    Sums<M> sums;
-    sums.begin(out + part, add);
-    for (int64_t k = 0; k < depth; k += 2) {
-      if (kAhead && part == 0) ahead.ask(k / 2);
-      const BFloat16* weights = panel + k * kPanel + part * 2;
-      for (int e = 0; e < kEights<M>; e += 2)
-        if constexpr (kFetch) ask_ahead(weights + e * 16);
-      __m256i both[M];
-      for (int m = 0; m < M; ++m) {
-        int32_t pair;
-        std::memcpy(&pair, x + m * stride + k, sizeof(pair));
-        both[m] = _mm256_set1_epi32(pair);
-      }
-      for (int e = 0; e < kEights<M>; ++e) {
-        const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + e * 16));
-        const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-        const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, high));
-        for (int m = 0; m < M; ++m) {
-          const __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(both[m], 16));
-          const __m256 second = _mm256_castsi256_ps(_mm256_and_si256(both[m], high));
-          sums.of[m][e] = _mm256_fmadd_ps(odd, second, _mm256_fmadd_ps(even, first, sums.of[m][e]));
-        }
-      }
-    }
-    sums.end(out + part);
-  }
+                       const Asking& asking) {
+  const WideRows<M> wide(x, stride, depth);
+  panel_floats<M, kAhead>(wide.of[0], wide.stride(), panel, depth, out, add, asking);
 }
 
 #else
@@ -348,21 +402,6 @@ inline bool multiply_by_tiles(const float*, int64_t, int64_t, const float*, int6
   return false;
 }
 
-#if defined(__AVX512F__)
-constexpr int kBlockRows = 6;
-#elif defined(__AVX2__)
-constexpr int kBlockRows = 3;
-#else
-constexpr int kBlockRows = 2;
-#endif
-// Inputs of one pass over a panel, so that it stays in a cache while all rows go by: in the second, where sums of that
-// many rows stay in registers that it keeps up, else in the first.
-#if defined(__AVX512F__)
-constexpr int64_t kPassBytes = 1 << 18;
-#else
-constexpr int64_t kPassBytes = 1 << 14;
-#endif
-
 // Calls work(std::integral_constant<int, count>) for a count from 1 to `kMost`.
 template <int kMost, typename Work>
 inline void of_so_many(int64_t count, const Work& work) {
@@ -387,11 +426,11 @@ template <bool kFetch, typename T>
 void multiply_pass(const T* x, int64_t stride, int64_t rows, const T* weights, int64_t depth, float* out, bool add,
                    const void* next, int64_t lines) {
   in_row_blocks(rows, [&](int64_t row, int64_t block, int64_t blocks, auto taken) {
-    const Ahead ahead(next, lines, block, blocks);
+    const Asking ahead(next, lines, block, blocks);
     const T* read = x + row * stride;
     float* to = out + row * kPanel;
     // The first rows bring the weights for all others.
-    const bool fetches = kFetch && row == 0;
+    const bool fetches = kFetches && kFetch && row == 0;
     if (fetches && ahead) return panel_rows<taken, kFetch, true>(read, stride, weights, depth, to, add, ahead);
     if (fetches) return panel_rows<taken, kFetch, false>(read, stride, weights, depth, to, add, ahead);
     if (ahead) return panel_rows<taken, false, true>(read, stride, weights, depth, to, add, ahead);
@@ -399,15 +438,13 @@ void multiply_pass(const T* x, int64_t stride, int64_t rows, const T* weights, i
   });
 }
 
-constexpr int64_t kPanelLines = 4;
-
 // out[rows][64] = (add ? out : 0) + x[rows][depth] times the panel; `next` is what the caller multiplies with after it, or
 // null. `invariant`: a row gets the same bits among any number of rows, also where there are tiles.
 template <bool kFetch, typename T>
 void multiply(const T* x, int64_t stride, int64_t rows, const T* panel, int64_t depth, float* out, bool add,
               bool invariant, const void* next = nullptr) {
   if (multiply_by_tiles<kFetch>(x, stride, rows, panel, depth, out, add, invariant)) return;
-  const int64_t pass = rows > kBlockRows ? kPassBytes / (kPanel * static_cast<int64_t>(sizeof(T))) : depth;
+  const int64_t pass = rows > kOnePassRows ? kPassBytes / (kPanel * static_cast<int64_t>(sizeof(T))) : depth;
   for (int64_t from = 0; from < depth; from += pass, add = true) {
     const int64_t count = std::min(pass, depth - from);
     const T* weights = panel + from * kPanel;
