@@ -33,7 +33,7 @@ from core.models.encoder_only.ways import Way
 from core.models.hf.label_head import modules_beside
 from core.models.hf.module_tree import load_module, one_line, read_configuration
 from core.models.hf.probe import Unsupported
-from core.models.hf.products import Products
+from core.models.hf.products import Attend, Products
 from core.models.hf.self_check import CheckResult
 from core.models.mapped import own
 from core.models.products.family import with_products
@@ -99,6 +99,10 @@ class EncoderOnlyModel:
         whole = copy.deepcopy(self._whole, {id(tensor): tensor for tensor in tensors})
         base: Any = whole.base_model
         return EncoderOnlyModel(whole, self._spec, self._way.over(base), self._reference)
+
+    def attend_by(self, attend: Attend) -> None:
+        """See `core.models.products.family.Proved`."""
+        self._way.attend_by(attend)
 
     def check(self) -> CheckResult:
         """Run over the texts that it was proved by, and compare."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from core.models.encoder_only.packed_encoder import EncoderContext
 from core.models.hf.packed_attention import CONTEXT
+from core.models.hf.products import Attend
 
 
 class Way(Protocol):
@@ -36,6 +37,10 @@ class Way(Protocol):
 
     def over(self, base: PreTrainedModel) -> Way:
         """The same for `base`, a copy of the model with everything that was put on its modules."""
+        ...
+
+    def attend_by(self, attend: Attend) -> None:
+        """Have `attend` compute what it can of attention, from the next step on."""
         ...
 
 
@@ -68,6 +73,10 @@ class PackedTexts:
         """See `Way`."""
         return PackedTexts(base, getattr(base, CONTEXT), self.offset)
 
+    def attend_by(self, attend: Attend) -> None:
+        """See `Way`."""
+        self._context.attend = attend
+
 
 class GroupedTexts:
     """Texts of one length side by side, by the model's own attention: for what cannot be packed, and slower."""
@@ -94,6 +103,9 @@ class GroupedTexts:
     def over(self, base: PreTrainedModel) -> GroupedTexts:
         """See `Way`."""
         return GroupedTexts(base, self.offset)
+
+    def attend_by(self, attend: Attend) -> None:
+        """Nothing: the model attends by itself."""
 
 
 def groups(lens: Sequence[int]) -> list[list[int]]:

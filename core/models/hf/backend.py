@@ -40,7 +40,7 @@ from core.models.hf.module_tree import load_module, one_line, read_configuration
 from core.models.hf.packed_attention import IMPLEMENTATION, PackedCall, PackedContext, bind_context
 from core.models.hf.part import Part
 from core.models.hf.probe import ModelProbe, Unsupported, probe_model
-from core.models.hf.products import Products
+from core.models.hf.products import Attend, Products
 from core.models.hf.recurrent import StateContext
 from core.models.hf.recurrent_probe import unwrap_mixers, wrap_mixers
 from core.models.hf.self_check import CheckResult, Reference, plain_reference, run_self_check
@@ -118,6 +118,9 @@ class TransformersModel:
         if self._states is not None:
             self._states.begin(batch)
         self._call.begin(batch)
+
+    def attend_by(self, attend: Attend) -> None:
+        """Nothing: attention of a decoder reads pages."""
 
     def twin(self) -> TransformersModel:
         """The same over a copy of the module tree that shares all its tensors; it may run on a thread of its own.

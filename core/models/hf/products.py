@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+import torch
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[tuple[int, int]], float, torch.Tensor], None]
+"""(query [1, H, T, D], key and value [1, Hkv, T, D], places of texts and of their ends, scale, out [1, T, H, D]):
+writes what each token of these texts sees of all of its own text."""
 
 
 class Products(Protocol):

@@ -7,12 +7,16 @@ from typing import Any
 
 from core.native.library import Library, main
 
-HEADERS = "ahead.h bytes.h grouped.h linear.h nibbles.h panels.h parts.h scratch.h team.h vectors.h".split()
-NATIVE = Path(__file__).resolve().parents[1] / "native"
+HERE = Path(__file__)
+HEADERS = (
+    "activations.h ahead.h attention.h bytes.h code_panels.h grouped.h kernels.h linear.h nibbles.h number_panels.h "
+    "pages.h panels.h parts.h scratch.h sharing.h stored.h team.h vectors.h"
+).split()
+NATIVE = HERE.resolve().parents[1] / "native"
 PRODUCTS = Library(
     name="slipstream_products",
     at="core.models.products.extension:PRODUCTS",
-    sources=(Path(__file__).with_name("products.cpp"), *(NATIVE / name for name in HEADERS)),
+    sources=(HERE.with_name("products.cpp"), HERE.with_name("texts.h"), *(NATIVE / name for name in HEADERS)),
     uses_torch=True,
 )
 

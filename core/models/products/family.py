@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from core.config import ModelConfig
 from core.models.base import Progress
 from core.models.config import CheckpointConfig
 from core.models.hf.backend import TransformersModel, load_transformers
-from core.models.hf.products import Products
+from core.models.hf.products import Attend, Products
 from core.models.hf.self_check import CheckResult
 from core.models.mapped import own
 from core.models.products.extension import is_built, load_extension
@@ -93,16 +94,21 @@ class Proved(Protocol):
         """Run it as it was run when it was proved, and compare."""
         ...
 
+    def attend_by(self, attend: Attend) -> None:
+        """Have `attend` compute attention of whole texts, if the model has any. Forward thread only."""
+        ...
+
 
 class PackedProducts:
     """Those of one model. `prepare` runs on any thread, everything else on the forward thread."""
 
     def __init__(self, model: Proved, threads: int) -> None:
-        self._module = model.module
+        self._model = model
         self._twin: Proved | None = model.twin()
         self._threads = threads
         self._torch_threads = threads
         self._crew: Any = None
+        self._attend: Any = None
         self._names: dict[str, tuple[str, ...]] = {}
         self._ready: dict[str, Forward] | None = None
         self._mostly = False
@@ -112,7 +118,8 @@ class PackedProducts:
     def begin(self, tokens: int, longest: int | None = None) -> None:
         """Call before the model runs over `tokens` of them; `longest`: of the longest text, where each is alone."""
         if self._ready is not None:
-            self.packed = put_in_place(self._module, self._ready, self._names)
+            self.packed = put_in_place(self._model.module, self._ready, self._names)
+            self._model.attend_by(self._attend)
             self._ready = None
         if self.packed:
             brief = tokens <= FEW_TOKENS or (longest is not None and longest <= SHORT_TEXT)
@@ -158,6 +165,8 @@ class PackedProducts:
         self._mostly = _share_of(twin.module, [owners[name][1] for name in forwards]) >= MOST
         self._names = {name: found[name].names for name in forwards}
         put_in_place(twin.module, forwards, self._names)
+        self._attend = partial(extension.attend, self._crew)
+        twin.attend_by(self._attend)
         result = twin.check()
         self._crew.rest()
         return forwards, result

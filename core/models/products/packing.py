@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -12,6 +12,18 @@ PLAIN = (torch.Tensor, nn.Parameter)
 FLAGS = ("has_gate", "has_bias", "is_transposed")
 """What all modules of experts say of themselves, and no others."""
 DTYPES = (torch.float32, torch.bfloat16)
+
+ACTIVATIONS: Final = {
+    "FastGELUActivation": "gelu_tanh",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "ReLU": "relu",
+    "ReLUSquaredActivation": "relu2",
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+}
+"""Classes of modules of torch and transformers, as `activations.h` calls what they compute."""
 
 Forward = Callable[..., torch.Tensor]
 
@@ -48,6 +60,21 @@ class DenseLinear:
         halves = weight.dtype == torch.bfloat16
         product: Forward = extension.Product(crew, halves, weight, None, None if bias is None else bias.detach())
         return product
+
+
+class ElementwiseActivation:
+    """A module that has no weights and makes each element another."""
+
+    names = ()
+
+    def __init__(self, module: nn.Module, kind: str) -> None:
+        self.module = module
+        self._kind = kind
+
+    def pack(self, extension: Any, crew: Any) -> Forward:
+        """See `Matrices`."""
+        activated: Forward = extension.Activated(crew, self._kind)
+        return activated
 
 
 class DenseExperts:
@@ -105,6 +132,8 @@ def matrices_of(model: nn.Module) -> dict[str, Matrices]:
             found[name] = DenseLinear(module)
         elif _are_experts(module):
             found[name] = DenseExperts(module)
+        elif (kind := ACTIVATIONS.get(type(module).__name__)) and not getattr(module, "inplace", False):
+            found[name] = ElementwiseActivation(module, kind)
     return found
 
 

@@ -1,7 +1,7 @@
-// Matrices of a module tree in panels, where torch computes all between them: those of linear layers, and those of
-// experts, each applied to the rows that chose it.
+// Matrices of a module tree in panels, where torch computes what is between them: those of linear layers, and those of
+// experts, each applied to the rows that chose it. Beside them activations, and attention of texts that are whole.
 //
-// All matrices of a model share one team of threads and its buffers. They are applied one after the other.
+// All of a model share one team of threads and its buffers. They are applied one after the other.
 
 #include <ATen/ATen.h>
 #include <torch/csrc/utils/pybind.h>
@@ -11,7 +11,9 @@
 #include <optional>
 #include <vector>
 
+#include "../native/activations.h"
 #include "../native/linear.h"
+#include "texts.h"
 
 namespace {
 
@@ -190,10 +192,85 @@ std::unique_ptr<Experts> make_experts(SharedCrew crew, const Tensor& weights, co
   return std::make_unique<ExpertsOf<BFloat16>>(crew, weights, biases, transposed);
 }
 
+// An activation, element by element.
+class Activated {
+ public:
+  Activated(SharedCrew crew, const std::string& name) : crew_(std::move(crew)), kind_(activation_of(name)) {}
+
+  Tensor apply(const Tensor& x) {
+    if (x.scalar_type() == at::kFloat) return as<float>(x);
+    TORCH_CHECK(x.scalar_type() == at::kBFloat16, "activations are of float32 or bfloat16");
+    return as<BFloat16>(x);
+  }
+
+ private:
+  // Elements of a chunk: what the first cache holds.
+  static constexpr int64_t kChunk = 2048;
+
+  template <typename T>
+  Tensor as(const Tensor& x) {
+    const Tensor given = x.contiguous();
+    Tensor made = at::empty_like(given);
+    const int64_t count = given.numel();
+    const T* from = given.const_data_ptr<T>();
+    T* to = made.mutable_data_ptr<T>();
+    const AtWork working(*crew_, count * kPanel);
+    crew_->team.run((count + kChunk - 1) / kChunk, [&](int64_t chunk, int64_t) {
+      const int64_t first = chunk * kChunk, mine = std::min(kChunk, count - first);
+      alignas(64) float wide[kChunk];
+      alignas(64) T found[kLanes];
+      for (int64_t i = 0; i < mine; ++i) wide[i] = widen(from[first + i]);
+      const int64_t whole = mine / kLanes * kLanes;
+      activate(kind_, wide, nullptr, to + first, whole);
+      if (whole == mine) return;
+      std::fill(wide + mine, wide + whole + kLanes, 0.0f);
+      activate(kind_, wide + whole, nullptr, found, kLanes);
+      std::copy_n(found, mine - whole, to + first + whole);
+    });
+    return made;
+  }
+
+  SharedCrew crew_;
+  Activation kind_;
+};
+
+template <typename T>
+void attend_as(Crew& crew, const Shape& shape, float scale, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Texts& texts, Tensor& out) {
+  // Attention never writes what it reads.
+  const Stored<T> stored{const_cast<T*>(k.const_data_ptr<T>()), const_cast<T*>(v.const_data_ptr<T>())};
+  texts.attend(crew.team, crew.scratch, shape, scale, q.const_data_ptr<T>(), stored, out.mutable_data_ptr<T>());
+}
+
+// Writes to out [1, T, H, D] what the tokens of `places`, texts from one to the other, see of their own text. q [1, H, T, D],
+// k and v [1, K, T, D].
+void attend_to_texts(const SharedCrew& crew, const Tensor& q, const Tensor& k, const Tensor& v,
+                     const std::vector<std::pair<int64_t, int64_t>>& places, double scale, Tensor out) {
+  TORCH_CHECK(q.dim() == 4 && q.size(0) == 1 && k.sizes() == v.sizes() && k.dim() == 4 && k.size(3) == q.size(3) &&
+                  q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0,
+              "queries ", q.sizes(), " do not go with keys ", k.sizes(), " and values ", v.sizes());
+  const Shape shape{q.size(1), k.size(1), q.size(3)};
+  const Tensor queries = q.transpose(1, 2).contiguous(), keys = k.transpose(1, 2).contiguous(),
+               values = v.transpose(1, 2).contiguous();
+  TORCH_CHECK(out.sizes() == queries.sizes() && out.is_contiguous() && out.scalar_type() == q.scalar_type(),
+              "there is no room for what they see");
+  const Texts texts(places, q.size(2));
+  const AtWork working(*crew, q.numel() * kPanel);
+  if (q.scalar_type() == at::kFloat) {
+    attend_as<float>(*crew, shape, static_cast<float>(scale), queries, keys, values, texts, out);
+  } else {
+    attend_as<BFloat16>(*crew, shape, static_cast<float>(scale), queries, keys, values, texts, out);
+  }
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Crew, SharedCrew>(module, "Crew").def(py::init<int64_t, bool>()).def("rest", &Crew::rest);
+  module.def("attend", &attend_to_texts);
+  py::class_<Activated>(module, "Activated")
+      .def(py::init<SharedCrew, const std::string&>())
+      .def("__call__", &Activated::apply);
   py::class_<Product>(module, "Product").def(py::init(&make_product)).def("__call__", &Product::apply);
   py::class_<Experts>(module, "Experts").def(py::init(&make_experts)).def("__call__", &Experts::apply);
 }
