@@ -66,10 +66,13 @@ class Trickle {
    public:
     Part(const char* from, int64_t stride) : from_(from), stride_(stride) {}
 
+    // Where the line is, of those that a step asks for, that comes `line`th.
+    const char* line(int64_t step, int64_t line) const { return from_ + step * stride_ + line * kLine; }
+
     // Asks for `kLines` lines, which is what a step does at most.
     template <int kLines>
     void ask(int64_t step) const {
-      for (int line = 0; line < kLines; ++line) __builtin_prefetch(from_ + step * stride_ + line * kLine, 0, 2);
+      for (int i = 0; i < kLines; ++i) __builtin_prefetch(line(step, i), 0, 2);
     }
 
    private:
@@ -78,8 +81,8 @@ class Trickle {
   };
 
   Part part(int64_t part, int64_t parts, int64_t steps) const {
-    const int64_t stride = lines_ * kLine / (blocks_ * parts);
-    return {from_ + (block_ * parts + part) * steps * stride, stride};
+    const int64_t bytes = lines_ * kLine, all = blocks_ * parts;
+    return {from_ + (block_ * parts + part) * bytes * steps / all, (bytes + all - 1) / all};
   }
 
  private:

@@ -1,0 +1,151 @@
+"""What the threads of the products compute beside products: attention of brief texts, and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.activations import ACT2FN
+
+from core.config import ModelConfig
+from core.models.encoder_only.backend import EncoderOnlyModel
+from core.models.encoder_only.packed_encoder import BRIEF, EncoderContext, attend_within
+from core.models.encoder_only.ways import PackedTexts
+from core.models.loader import load_model
+from core.models.products.extension import load_extension
+from core.models.products.packing import ACTIVATIONS, matrices_of
+from core.native.kept_library import ExtensionUnavailable
+from tests.support.encoders import make_encoder
+
+Text = tuple[int, int]
+NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(scope="module")
+def extension() -> Any:
+    """Skips these tests where no compiler is."""
+    try:
+        return load_extension()
+    except ExtensionUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+def texts_of(lens: Sequence[int]) -> list[Text]:
+    return list(pairwise([sum(lens[:count]) for count in range(len(lens) + 1)]))
+
+
+def inputs(tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Queries, keys and values as a model has them: heads of a token side by side."""
+    return [torch.randn(1, tokens, each, dim).to(dtype).transpose(1, 2) for each in (heads, kv_heads, kv_heads)]
+
+
+def seen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, text: Text, scale: float) -> torch.Tensor:
+    """[1, n, H, D] by torch, in float32."""
+    parts = (each[:, :, slice(*text)].float() for each in (query, key, value))
+    return functional.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=True).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "threads"), [(3, 3, 24, 1), (4, 2, 32, 2), (2, 1, 64, 3), (2, 2, 80, 2), (1, 1, 8, 2)]
+)
+def test_each_token_sees_all_of_its_own_text_and_no_other(
+    extension: Any, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, threads: int
+) -> None:
+    torch.manual_seed(dim)
+    lens = (3, 1, 64, 65, 17, 128, 129, 300)
+    query, key, value = inputs(sum(lens), heads, kv_heads, dim, dtype)
+    out = torch.full((1, sum(lens), heads, dim), 7.0, dtype=dtype)
+    left_out, texts = texts_of(lens)[4], [text for text in texts_of(lens) if text != texts_of(lens)[4]]
+    extension.attend(extension.Crew(threads, False), query, key, value, texts, 0.3, out)
+    for text in texts:
+        want = seen(query, key, value, text, 0.3)
+        torch.testing.assert_close(out[:, slice(*text)].float(), want, atol=NEAR[dtype], rtol=NEAR[dtype])
+    assert (out[:, slice(*left_out)] == 7.0).all()
+
+
+def test_texts_and_tensors_that_do_not_fit_are_refused(extension: Any) -> None:
+    crew = extension.Crew(1, False)
+    query, key, value = inputs(6, 2, 2, 8, torch.float32)
+    out = torch.empty(1, 6, 2, 8)
+    for text in ((-1, 3), (3, 3), (2, 7)):
+        with pytest.raises(IndexError, match="no text is from"):
+            extension.attend(crew, query, key, value, [text], 1.0, out)
+    with pytest.raises(RuntimeError, match="do not go with keys"):
+        extension.attend(crew, query, key[:, :1], value, [(0, 6)], 1.0, out)
+    for room in (out[:, :5], out.bfloat16(), out.transpose(1, 2)):
+        with pytest.raises(RuntimeError, match="no room"):
+            extension.attend(crew, query, key, value, [(0, 6)], 1.0, room)
+
+
+@pytest.mark.parametrize(("window", "limit"), [(None, BRIEF), (20, 20), (500, BRIEF)])
+def test_compiled_code_gets_brief_texts_that_are_seen_whole_and_torch_the_others(
+    window: int | None, limit: int
+) -> None:
+    torch.manual_seed(1)
+    lens = (3, 20, 21, BRIEF, BRIEF + 1)
+    query, key, value = inputs(sum(lens), 2, 2, 8, torch.float32)
+    context, asked = EncoderContext(), list[tuple[Text, float]]()
+    context.begin(lens)
+    plain = attend_within(context, query, key, value, window=window)
+
+    def attend(query: Any, key: Any, value: Any, texts: Sequence[Text], scale: float, out: torch.Tensor) -> None:
+        for text in texts:
+            asked.append((text, scale))
+            out[:, slice(*text)] = seen(query, key, value, text, scale)
+
+    context.attend = attend
+    torch.testing.assert_close(attend_within(context, query, key, value, window=window), plain)
+    assert asked == [(text, 8**-0.5) for text in texts_of(lens) if text[1] - text[0] <= limit]
+    asked.clear()
+    attend_within(context, query, key, value, window=window, scaling=0.3)
+    assert {scale for _, scale in asked} == {0.3}
+    asked.clear()
+    attend_within(context, query, key, value, bias_of=lambda start, end: torch.zeros(1, 2, end - start, end - start))
+    attend_within(context, query, key, value[..., :4])
+    assert not asked, "neither scores with a bias nor values of another width"
+
+
+def test_an_encoder_attends_by_compiled_code_once_its_products_are_in_place(extension: Any, tmp_path: Path) -> None:
+    path = make_encoder("bert", tmp_path)
+    model = load_model(ModelConfig(str(path), native="wait"), torch.device("cpu"))
+    assert isinstance(model, EncoderOnlyModel) and isinstance(model.way, PackedTexts)
+    context = model.way._context
+    ids, places = torch.arange(9) + 5, torch.tensor([0, 1, 2, 0, 1, 2, 3, 4, 5])
+    plain = model.way.states(ids, places, None, (3, 6))
+    assert context.attend is None, "the first step puts it in place"
+    assert model.products is not None
+    model.products.begin(9, 6)
+    compiled = model.way.states(ids, places, None, (3, 6))
+    model.products.end()
+    assert context.attend is not None
+    torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "relu2", "silu"])
+def test_activations_equal_those_of_transformers(extension: Any, name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    module = ACT2FN[name]
+    activated = extension.Activated(extension.Crew(2, False), ACTIVATIONS[type(module).__name__])
+    for shape in ((1,), (7, 3), (5, 2048), (3, 1, 4099)):
+        x = (3 * torch.randn(shape)).to(dtype)
+        for given in (x, x.movedim(0, -1)):
+            found = activated(given)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found.float(), module(given.float()), atol=NEAR[dtype], rtol=NEAR[dtype])
+    assert activated(torch.tensor([torch.nan, 1.0], dtype=dtype)).isnan().tolist() == [True, False]
+    with pytest.raises(RuntimeError, match="float32 or bfloat16"):
+        activated(torch.ones(3, dtype=torch.float64))
+
+
+def test_activations_are_found_and_one_that_writes_to_its_input_is_left() -> None:
+    gelu: Callable[[], nn.Module] = type(ACT2FN["gelu"])
+    model = nn.ModuleDict({"one": gelu(), "other": nn.ReLU(inplace=True), "tanh": nn.Tanh()})
+    assert list(matrices_of(model)) == ["one"]
