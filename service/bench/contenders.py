@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import torch
 
 from service.bench.workloads import Contender
-from service.process.waiting import environment_of_others
 
 
 def _slipstream(directory: str, dtype: str, quantization: str, threads: int) -> Contender:
@@ -31,9 +28,3 @@ CONTENDERS: Final[dict[str, Callable[[str, str, str, int], Contender]]] = {
     "transformers": _transformers,
 }
 """(directory, dtype, quantization, threads) -> a started engine."""
-
-
-def environment_of(contender: str, root: Path, threads: int) -> dict[str, str]:
-    """The environment of its process, which imports what is in `root`."""
-    inherited = dict(os.environ) if contender == "slipstream" else environment_of_others()
-    return inherited | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": str(threads)}

@@ -18,7 +18,7 @@ import click
 import torch
 
 from core.model_config import QUANTIZATIONS
-from service.bench.contenders import CONTENDERS, environment_of
+from service.bench.contenders import CONTENDERS
 from service.bench.families import Plan, as_json, measure_families
 from service.bench.family_shapes import FAMILY_SHAPES
 from service.bench.workloads import NAMES, Measured, measure, workload
@@ -138,7 +138,7 @@ def _rounds(model: str, directory: str, rounds: int, task: dict[str, Any]) -> It
             _say(f"{model}: round {number} of {rounds}, {contender}")
             mine = json.dumps(task | {"contender": contender, "round": number})
             command = (sys.executable, "-P", "-m", "service.bench.cpu", directory, mine)
-            env = environment_of(contender, ROOT, task["threads"])
+            env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(task["threads"])}
             done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise click.ClickException(f"{contender} failed:\n{done.stderr[-2000:]}")

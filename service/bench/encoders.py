@@ -31,7 +31,6 @@ from core.types.io import EmbedRequest, Pooling, TextPair
 from service.bench.encoder_works import SHAPES, USUAL, Text, chosen, pairs_to_judge, save_encoder, texts_to_embed
 from service.bench.spec_peers import end
 from service.process.switch_interval import shorten_switch_interval
-from service.process.waiting import environment_of_others
 
 SCRIPT: Final = Path(__file__).with_name("encoder_peer.py")
 PER_CALL: Final = 64
@@ -159,9 +158,7 @@ def _peer(python: str, directory: str, dtype: str, threads: int, judges: bool) -
     """The process of the peer, which has loaded its model. Raises ClickException where it could not."""
     command = [python, str(SCRIPT), directory, dtype, str(threads), "judge" if judges else "embed"]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment_of_others()
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             assert process.stdin is not None and process.stdout is not None
             name = process.stdout.readline().strip()

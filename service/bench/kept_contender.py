@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from service.bench.contenders import CONTENDERS, environment_of
+from service.bench.contenders import CONTENDERS
 from service.bench.spec_peers import ForeignEngine, end
 from service.bench.spec_works import Ask
 from service.bench.workloads import Measured, measure, workload
@@ -47,7 +47,7 @@ class KeptContender:
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "service.bench.kept_contender", directory, json.dumps(task)],
-                env=environment_of(task["contender"], ROOT, task["threads"]),
+                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(task["threads"])},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

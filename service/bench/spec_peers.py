@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 
 from service.bench.spec_rounds import Ran
 from service.bench.spec_works import Ask
-from service.process.waiting import environment_of_others
 
 MODULES = {"llama.cpp": "llama_cpp", "vLLM": "vllm"}
 """By the name in the table, the module that is imported."""
@@ -72,7 +72,7 @@ class ForeignEngine:
         task |= {"context": context, "streams": streams}
         folders = (Path(python).parent.parent / "lib", Path("/usr/lib/x86_64-linux-gnu"))
         preloaded = [str(each / name) for name in PRELOADED[peer] for each in folders if (each / name).exists()]
-        env = {name: value for name, value in environment_of_others().items() if name != "PYTHONPATH"}
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [python, str(SCRIPT), json.dumps(task | {"folder": str(folder)})],

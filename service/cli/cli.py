@@ -10,7 +10,6 @@ from core.errors import StartupError
 from service.cli.lazy_group import LazyGroup
 from service.process.logs import hush_libraries
 from service.process.version import installed_version
-from service.process.waiting import have_threads_sleep
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("service.cli.commands.serve:serve", "Serve a checkpoint over gRPC."),
@@ -57,8 +56,6 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line. A StartupError ends it with one line on stderr and the error's exit code, no traceback."""
-    # Before a command is imported, for some import torch.
-    have_threads_sleep()
     try:
         cli(prog_name="slipstream")
     except StartupError as error:

@@ -85,7 +85,7 @@ class EncoderOnlyModel:
             ids, types = ids % self._spec.vocab_size, ids // self._spec.vocab_size
         lens = batch.extend_lens_host.tolist()
         if self.products is not None:
-            self.products.begin(len(ids), max(lens, default=0) if self._way.is_packed else None)
+            self.products.begin(len(ids), self._way.longest_by_torch(lens))
         hidden = self._way.states(ids, batch.positions, types, lens)
         if self.products is not None:
             self.products.end()

@@ -23,9 +23,6 @@ IMPLEMENTATION: Final = "slipstream-encoder"
 BLOCKS: Final = 4
 """Queries that share their keys, as a multiple of the window: more of them read fewer keys twice, and mask more."""
 
-BRIEF: Final = 128
-"""Tokens of a text up to which the compiled code is quicker than torch, which takes 0.05 to 0.15 ms for each text."""
-
 
 @dataclass(slots=True)
 class EncoderContext:
@@ -36,7 +33,9 @@ class EncoderContext:
     texts: tuple[tuple[int, int], ...] = ()
     """First token of each text, and the place behind its last one."""
     attend: Attend | None = None
-    """What computes that of brief texts; None: torch does."""
+    """What computes that of texts that are seen whole; None: torch does."""
+    only_torch: bool = False
+    """Whether some attention of the model is torch's for every text: scores with a bias, values of another width."""
 
     def begin(self, lens: Sequence[int]) -> None:
         """Start a step of texts of `lens` tokens each."""
@@ -44,6 +43,11 @@ class EncoderContext:
         for length in lens:
             places.append(places[-1] + length)
         self.texts = tuple(pairwise(places))
+
+    def longest_by_torch(self, lens: Sequence[int]) -> int:
+        """Tokens of the longest of texts of `lens` that torch attends to; 0 where there is none."""
+        seen = 0 if self.attend is None or self.only_torch else min(self.windows.values(), default=max(lens, default=0))
+        return max((length for length in lens if length > seen), default=0)
 
 
 def encoder_attention(
@@ -81,14 +85,14 @@ def attend_within(
     `bias_of`: [1, H, n, n] that is added to the scores of the n tokens between two places. It goes with no `window`.
     """
     attended = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-    brief: int = 0
-    if context.attend is not None and bias_of is None and key.shape == value.shape:
-        brief = BRIEF if window is None else min(BRIEF, window)
-        texts = [(start, end) for start, end in context.texts if end - start <= brief]
-        context.attend(query, key, value, texts, query.shape[3] ** -0.5 if scaling is None else scaling, attended)
-    for start, end in context.texts:
-        if end - start <= brief:
-            continue
+    texts = context.texts
+    if bias_of is not None or key.shape != value.shape:
+        context.only_torch = True
+    elif context.attend is not None:
+        whole = [(start, end) for start, end in texts if window is None or end - start <= window]
+        context.attend(query, key, value, whole, query.shape[3] ** -0.5 if scaling is None else scaling, attended)
+        texts = tuple((start, end) for start, end in texts if window is not None and end - start > window)
+    for start, end in texts:
         parts = query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]
         out = attended[:, start:end].transpose(1, 2)
         if window is None or end - start <= window:

@@ -23,8 +23,10 @@ class Way(Protocol):
 
     offset: int
     """Of the first position: RoBERTa's is behind the one of its padding."""
-    is_packed: bool
-    """Whether each text is attended to alone."""
+
+    def longest_by_torch(self, lens: Sequence[int]) -> int | None:
+        """Tokens of the longest of texts of `lens` that torch attends to alone; None where it attends to many at once."""
+        ...
 
     def states(
         self, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, lens: Sequence[int]
@@ -46,8 +48,6 @@ class Way(Protocol):
 
 class PackedTexts:
     """All texts in one row, of which only attention knows where one ends (`packed_encoder`)."""
-
-    is_packed = True
 
     def __init__(self, base: PreTrainedModel, context: EncoderContext, offset: int) -> None:
         self._base, self._context, self.offset = base, context, offset
@@ -77,11 +77,13 @@ class PackedTexts:
         """See `Way`."""
         self._context.attend = attend
 
+    def longest_by_torch(self, lens: Sequence[int]) -> int:
+        """See `Way`."""
+        return self._context.longest_by_torch(lens)
+
 
 class GroupedTexts:
     """Texts of one length side by side, by the model's own attention: for what cannot be packed, and slower."""
-
-    is_packed = False
 
     def __init__(self, base: PreTrainedModel, offset: int) -> None:
         """`offset`: how many of the positions that the configuration names are never used."""
@@ -106,6 +108,9 @@ class GroupedTexts:
 
     def attend_by(self, attend: Attend) -> None:
         """Nothing: the model attends by itself."""
+
+    def longest_by_torch(self, lens: Sequence[int]) -> None:
+        """See `Way`."""
 
 
 def groups(lens: Sequence[int]) -> list[list[int]]:

@@ -16,7 +16,8 @@ class Products(Protocol):
     """Those of one model, from a step on that they choose. Forward thread only."""
 
     def begin(self, tokens: int, longest: int | None = None) -> None:
-        """Call before the modules run over `tokens` of them; `longest`: of the longest text, where each is alone."""
+        """Call before the modules run over `tokens` of them; `longest`: of the longest text that torch
+        attends to, where it attends to each alone."""
         ...
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""What the threads of the products compute beside products: attention of brief texts, and activations."""
+"""What the threads of the products compute beside products: attention of texts, and activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN
 
 from core.config import ModelConfig
 from core.models.encoder_only.backend import EncoderOnlyModel
-from core.models.encoder_only.packed_encoder import BRIEF, EncoderContext, attend_within
+from core.models.encoder_only.packed_encoder import EncoderContext, attend_within
 from core.models.encoder_only.ways import PackedTexts
 from core.models.loader import load_model
 from core.models.products.extension import load_extension
@@ -84,15 +84,15 @@ def test_texts_and_tensors_that_do_not_fit_are_refused(extension: Any) -> None:
             extension.attend(crew, query, key, value, [(0, 6)], 1.0, room)
 
 
-@pytest.mark.parametrize(("window", "limit"), [(None, BRIEF), (20, 20), (500, BRIEF)])
-def test_compiled_code_gets_brief_texts_that_are_seen_whole_and_torch_the_others(
-    window: int | None, limit: int
-) -> None:
+@pytest.mark.parametrize(("window", "limit"), [(None, 90), (20, 20), (500, 90)])
+def test_compiled_code_gets_texts_that_are_seen_whole_and_torch_the_others(window: int | None, limit: int) -> None:
     torch.manual_seed(1)
-    lens = (3, 20, 21, BRIEF, BRIEF + 1)
+    lens = (3, 20, 21, 90)
     query, key, value = inputs(sum(lens), 2, 2, 8, torch.float32)
     context, asked = EncoderContext(), list[tuple[Text, float]]()
     context.begin(lens)
+    if window is not None:
+        context.windows[nn.Identity()] = window
     plain = attend_within(context, query, key, value, window=window)
 
     def attend(query: Any, key: Any, value: Any, texts: Sequence[Text], scale: float, out: torch.Tensor) -> None:
@@ -100,7 +100,10 @@ def test_compiled_code_gets_brief_texts_that_are_seen_whole_and_torch_the_others
             asked.append((text, scale))
             out[:, slice(*text)] = seen(query, key, value, text, scale)
 
+    assert context.longest_by_torch(lens) == 90
     context.attend = attend
+    assert context.longest_by_torch(lens) == (90 if limit < 90 else 0)
+    assert context.longest_by_torch((3, 20)) == context.longest_by_torch(()) == 0
     torch.testing.assert_close(attend_within(context, query, key, value, window=window), plain)
     assert asked == [(text, 8**-0.5) for text in texts_of(lens) if text[1] - text[0] <= limit]
     asked.clear()
@@ -110,6 +113,7 @@ def test_compiled_code_gets_brief_texts_that_are_seen_whole_and_torch_the_others
     attend_within(context, query, key, value, bias_of=lambda start, end: torch.zeros(1, 2, end - start, end - start))
     attend_within(context, query, key, value[..., :4])
     assert not asked, "neither scores with a bias nor values of another width"
+    assert context.longest_by_torch((3, 20)) == 20
 
 
 def test_an_encoder_attends_by_compiled_code_once_its_products_are_in_place(extension: Any, tmp_path: Path) -> None:
