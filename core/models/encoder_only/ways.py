@@ -25,7 +25,7 @@ class Way(Protocol):
     """Of the first position: RoBERTa's is behind the one of its padding."""
 
     def longest_by_torch(self, lens: Sequence[int]) -> int | None:
-        """Tokens of the longest of texts of `lens` that torch attends to alone; None where it attends to many at once."""
+        """Tokens of the longest of texts of `lens` that torch attends to alone; None where it attends to many."""
         ...
 
     def states(

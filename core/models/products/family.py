@@ -40,8 +40,8 @@ cores that products want, and there are hundreds. 128 queries of 3 to 30 tokens 
 with them, texts of 100 to 400 tokens 0.88 times while torch attended to them. Where it attends to none, long texts take
 MobileBERT 1.3 to 1.5 times as long with them.
 
-Threads that sleep (`OMP_WAIT_POLICY=passive`) would leave those cores alone, but T5, which torch computes, takes 1.25 to
-1.55 times as long with such."""
+Threads that sleep (`OMP_WAIT_POLICY=passive`) would leave those cores alone, but T5, which torch computes, takes 1.25
+to 1.55 times as long with such."""
 MOST: Final = 0.75
 """Neither where torch multiplies more than the rest of the matrices by itself: its threads are then what computes."""
 
