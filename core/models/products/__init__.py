@@ -1,1 +1,1 @@
-"""Products of a module tree's matrices in compiled code, where transformers computes everything between them."""
+"""Matrices, activations and attention of whole texts in compiled code, where transformers computes the rest."""

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModel
 
 from core.config import ModelConfig
+from core.errors import ModelLoadError
 from core.models.encoder_only import own_attention
 from core.models.encoder_only.backend import EncoderOnlyModel
 from core.models.encoder_only.own_attention import DECLARED
@@ -96,7 +97,10 @@ def test_what_is_not_declared_is_grouped_and_the_log_says_why(
 ) -> None:
     directory = make_encoder(kind, tmp_path, **fields)
     with caplog.at_level(logging.INFO):
-        model = loaded(directory)
+        try:
+            model = loaded(directory)
+        except ModelLoadError as error:
+            raise AssertionError("it can be served in groups") from error
     assert isinstance(model.way, GroupedTexts)
     assert said in caplog.text
     texts = [torch.arange(5, 25), torch.arange(5, 9)]
