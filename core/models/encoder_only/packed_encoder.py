@@ -23,6 +23,9 @@ IMPLEMENTATION: Final = "slipstream-encoder"
 BLOCKS: Final = 4
 """Queries that share their keys, as a multiple of the window: more of them read fewer keys twice, and mask more."""
 
+Text = tuple[int, int]
+"""Its first token, and the place behind its last one."""
+
 
 @dataclass(slots=True)
 class EncoderContext:
@@ -30,8 +33,8 @@ class EncoderContext:
 
     windows: dict[torch.nn.Module, int] = field(default_factory=dict)
     """Attention module -> how far it sees in both directions; modules that see everything are not in it."""
-    texts: tuple[tuple[int, int], ...] = ()
-    """First token of each text, and the place behind its last one."""
+    texts: tuple[Text, ...] = ()
+    """Those of the step."""
     attend: Attend | None = None
     """What computes that of texts that are seen whole; None: torch does."""
     only_torch: bool = False
@@ -85,13 +88,12 @@ def attend_within(
     `bias_of`: [1, H, n, n] that is added to the scores of the n tokens between two places. It goes with no `window`.
     """
     attended = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-    texts = context.texts
+    texts: Sequence[Text] = context.texts
     if bias_of is not None or key.shape != value.shape:
         context.only_torch = True
     elif context.attend is not None:
-        whole = [(start, end) for start, end in texts if window is None or end - start <= window]
+        whole, texts = _divided(texts, window)
         context.attend(query, key, value, whole, query.shape[3] ** -0.5 if scaling is None else scaling, attended)
-        texts = tuple((start, end) for start, end in texts if window is not None and end - start > window)
     for start, end in texts:
         parts = query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]
         out = attended[:, start:end].transpose(1, 2)
@@ -100,6 +102,14 @@ def attend_within(
         else:
             _attend_near(*parts, scaling, window, out)
     return attended
+
+
+def _divided(texts: Sequence[Text], window: int | None) -> tuple[Sequence[Text], Sequence[Text]]:
+    """Those that a token with `window` sees whole, and the others."""
+    if window is None:
+        return texts, ()
+    whole = [(start, end) for start, end in texts if end - start <= window]
+    return whole, [(start, end) for start, end in texts if end - start > window]
 
 
 def _attend(
