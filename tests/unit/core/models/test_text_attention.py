@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.activations import ACT2FN
+from transformers import activations
 
 from core.config import ModelConfig
 from core.models.encoder_only.backend import EncoderOnlyModel
 from core.models.encoder_only.packed_encoder import EncoderContext, attend_within
 from core.models.encoder_only.ways import PackedTexts
 from core.models.loader import load_model
+from core.models.products import family
 from core.models.products.extension import load_extension
+from core.models.products.family import PackedProducts
 from core.models.products.packing import ACTIVATIONS, matrices_of
 from core.native.kept_library import ExtensionUnavailable
 from tests.support.encoders import make_encoder
@@ -77,8 +80,16 @@ def test_texts_and_tensors_that_do_not_fit_are_refused(extension: Any) -> None:
     for text in ((-1, 3), (3, 3), (2, 7)):
         with pytest.raises(IndexError, match="no text is from"):
             extension.attend(crew, query, key, value, [text], 1.0, out)
-    with pytest.raises(RuntimeError, match="do not go with keys"):
-        extension.attend(crew, query, key[:, :1], value, [(0, 6)], 1.0, out)
+    three = query.repeat(1, 2, 1, 1)[:, :3]
+    for q, k, v in (
+        (query, key[:, :1], value),
+        (query, key[:, :, :5], value[:, :, :5]),
+        (query, key[..., :4], value[..., :4]),
+        (three, key, value),
+        (query[0], key, value),
+    ):
+        with pytest.raises(RuntimeError, match="do not go with keys"):
+            extension.attend(crew, q, k, v, [(0, 5)], 1.0, out)
     for room in (out[:, :5], out.bfloat16(), out.transpose(1, 2)):
         with pytest.raises(RuntimeError, match="no room"):
             extension.attend(crew, query, key, value, [(0, 6)], 1.0, room)
@@ -132,12 +143,27 @@ def test_an_encoder_attends_by_compiled_code_once_its_products_are_in_place(exte
     torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-4)
 
 
+def test_attention_that_is_wrong_serves_no_text(
+    extension: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is proved with the products, before it takes torch's place."""
+
+    def blind(crew: Any, query: Any, key: Any, value: Any, texts: Any, scale: float, out: torch.Tensor) -> None:
+        out.zero_()
+
+    parts = {name: getattr(extension, name) for name in ("Activated", "Crew", "Experts", "Product")}
+    monkeypatch.setattr(family, "load_extension", lambda: SimpleNamespace(**parts, attend=blind))
+    model = load_model(ModelConfig(str(make_encoder("bert", tmp_path)), native="wait"), torch.device("cpu"))
+    assert isinstance(model, EncoderOnlyModel) and isinstance(model.products, PackedProducts)
+    assert model.products.packed == 0
+
+
 @pytest.mark.parametrize("dtype", NEAR)
-@pytest.mark.parametrize("name", ["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "relu2", "silu"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_equal_those_of_transformers(extension: Any, name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
-    module = ACT2FN[name]
-    activated = extension.Activated(extension.Crew(2, False), ACTIVATIONS[type(module).__name__])
+    module = (getattr(activations, name, None) or getattr(nn, name))()
+    activated = extension.Activated(extension.Crew(2, False), ACTIVATIONS[name])
     for shape in ((1,), (7, 3), (5, 2048), (3, 1, 4099)):
         x = (3 * torch.randn(shape)).to(dtype)
         for given in (x, x.movedim(0, -1)):
@@ -150,6 +176,5 @@ def test_activations_equal_those_of_transformers(extension: Any, name: str, dtyp
 
 
 def test_activations_are_found_and_one_that_writes_to_its_input_is_left() -> None:
-    gelu: Callable[[], nn.Module] = type(ACT2FN["gelu"])
-    model = nn.ModuleDict({"one": gelu(), "other": nn.ReLU(inplace=True), "tanh": nn.Tanh()})
+    model = nn.ModuleDict({"one": activations.GELUActivation(), "other": nn.ReLU(inplace=True), "tanh": nn.Tanh()})
     assert list(matrices_of(model)) == ["one"]
