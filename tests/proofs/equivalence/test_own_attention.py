@@ -51,7 +51,10 @@ def loaded(directory: Path, dtype: str = "float32") -> EncoderOnlyModel:
 def states_of(model: EncoderOnlyModel, texts: list[torch.Tensor]) -> torch.Tensor:
     """[T, H] of all `texts` in one step."""
     places = torch.cat([torch.arange(len(each)) for each in texts])
-    return model.way.states(torch.cat(texts), places, None, [len(each) for each in texts])
+    try:
+        return model.way.states(torch.cat(texts), places, None, [len(each) for each in texts])
+    except RuntimeError as error:
+        raise AssertionError("a step takes more tokens than one text may have") from error
 
 
 @torch.inference_mode()

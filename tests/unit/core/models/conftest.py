@@ -10,7 +10,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from core.models.bundled import bundled_model_dir
-from core.models.native.extension import load_extension
+from core.models.native import extension as native
+from core.models.products import extension as products
 from core.native.kept_library import ExtensionUnavailable
 from tests.support.checkpoints import make_checkpoint
 
@@ -34,9 +35,19 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
-def native_code() -> None:
-    """Skips tests of native code where no compiler is."""
+def native_code() -> Any:
+    """The compiled decoder; skips tests of it where no compiler is."""
+    return _compiled(native.load_extension)
+
+
+@pytest.fixture(scope="session")
+def products_code() -> Any:
+    """The compiled products; skips tests of them where no compiler is."""
+    return _compiled(products.load_extension)
+
+
+def _compiled(load: Callable[[], Any]) -> Any:
     try:
-        load_extension()
+        return load()
     except ExtensionUnavailable as reason:
         pytest.skip(str(reason))

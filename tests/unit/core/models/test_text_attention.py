@@ -20,23 +20,12 @@ from core.models.encoder_only.packed_encoder import EncoderContext, attend_withi
 from core.models.encoder_only.ways import PackedTexts
 from core.models.loader import load_model
 from core.models.products import family
-from core.models.products.extension import load_extension
 from core.models.products.family import PackedProducts
 from core.models.products.packing import ACTIVATIONS, matrices_of
-from core.native.kept_library import ExtensionUnavailable
 from tests.support.encoders import make_encoder
 
 Text = tuple[int, int]
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(scope="module")
-def extension() -> Any:
-    """Skips these tests where no compiler is."""
-    try:
-        return load_extension()
-    except ExtensionUnavailable as reason:
-        pytest.skip(str(reason))
 
 
 def texts_of(lens: Sequence[int]) -> list[Text]:
@@ -59,27 +48,27 @@ def seen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, text: Text
     ("heads", "kv_heads", "dim", "threads"), [(3, 3, 24, 1), (4, 2, 32, 2), (2, 1, 64, 3), (2, 2, 80, 2), (1, 1, 8, 2)]
 )
 def test_each_token_sees_all_of_its_own_text_and_no_other(
-    extension: Any, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, threads: int
+    products_code: Any, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, threads: int
 ) -> None:
     torch.manual_seed(dim)
     lens = (3, 1, 64, 65, 17, 128, 129, 300)
     query, key, value = inputs(sum(lens), heads, kv_heads, dim, dtype)
     out = torch.full((1, sum(lens), heads, dim), 7.0, dtype=dtype)
     left_out, texts = texts_of(lens)[4], [text for text in texts_of(lens) if text != texts_of(lens)[4]]
-    extension.attend(extension.Crew(threads, False), query, key, value, texts, 0.3, out)
+    products_code.attend(products_code.Crew(threads, False), query, key, value, texts, 0.3, out)
     for text in texts:
         want = seen(query, key, value, text, 0.3)
         torch.testing.assert_close(out[:, slice(*text)].float(), want, atol=NEAR[dtype], rtol=NEAR[dtype])
     assert (out[:, slice(*left_out)] == 7.0).all()
 
 
-def test_texts_and_tensors_that_do_not_fit_are_refused(extension: Any) -> None:
-    crew = extension.Crew(1, False)
+def test_texts_and_tensors_that_do_not_fit_are_refused(products_code: Any) -> None:
+    crew = products_code.Crew(1, False)
     query, key, value = inputs(6, 2, 2, 8, torch.float32)
     out = torch.empty(1, 6, 2, 8)
     for text in ((-1, 3), (3, 3), (2, 7)):
         with pytest.raises(IndexError, match="no text is from"):
-            extension.attend(crew, query, key, value, [text], 1.0, out)
+            products_code.attend(crew, query, key, value, [text], 1.0, out)
     three = query.repeat(1, 2, 1, 1)[:, :3]
     for q, k, v in (
         (query, key[:, :1], value),
@@ -89,10 +78,10 @@ def test_texts_and_tensors_that_do_not_fit_are_refused(extension: Any) -> None:
         (query[0], key, value),
     ):
         with pytest.raises(RuntimeError, match="do not go with keys"):
-            extension.attend(crew, q, k, v, [(0, 5)], 1.0, out)
+            products_code.attend(crew, q, k, v, [(0, 5)], 1.0, out)
     for room in (out[:, :5], out.bfloat16(), out.transpose(1, 2)):
         with pytest.raises(RuntimeError, match="no room"):
-            extension.attend(crew, query, key, value, [(0, 6)], 1.0, room)
+            products_code.attend(crew, query, key, value, [(0, 6)], 1.0, room)
 
 
 @pytest.mark.parametrize(("window", "limit"), [(None, 90), (20, 20), (500, 90)])
@@ -127,7 +116,7 @@ def test_compiled_code_gets_texts_that_are_seen_whole_and_torch_the_others(windo
     assert context.longest_by_torch((3, 20)) == 20
 
 
-def test_an_encoder_attends_by_compiled_code_once_its_products_are_in_place(extension: Any, tmp_path: Path) -> None:
+def test_an_encoder_attends_by_compiled_code_once_its_products_are_in_place(products_code: Any, tmp_path: Path) -> None:
     path = make_encoder("bert", tmp_path)
     model = load_model(ModelConfig(str(path), native="wait"), torch.device("cpu"))
     assert isinstance(model, EncoderOnlyModel) and isinstance(model.way, PackedTexts)
@@ -144,14 +133,14 @@ def test_an_encoder_attends_by_compiled_code_once_its_products_are_in_place(exte
 
 
 def test_attention_that_is_wrong_serves_no_text(
-    extension: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    products_code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is proved with the products, before it takes torch's place."""
 
     def blind(crew: Any, query: Any, key: Any, value: Any, texts: Any, scale: float, out: torch.Tensor) -> None:
         out.zero_()
 
-    parts = {name: getattr(extension, name) for name in ("Activated", "Crew", "Experts", "Product")}
+    parts = {name: getattr(products_code, name) for name in ("Activated", "Crew", "Experts", "Product")}
     monkeypatch.setattr(family, "load_extension", lambda: SimpleNamespace(**parts, attend=blind))
     model = load_model(ModelConfig(str(make_encoder("bert", tmp_path)), native="wait"), torch.device("cpu"))
     assert isinstance(model, EncoderOnlyModel) and isinstance(model.products, PackedProducts)
@@ -160,10 +149,10 @@ def test_attention_that_is_wrong_serves_no_text(
 
 @pytest.mark.parametrize("dtype", NEAR)
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_equal_those_of_transformers(extension: Any, name: str, dtype: torch.dtype) -> None:
+def test_activations_equal_those_of_transformers(products_code: Any, name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     module = (getattr(activations, name, None) or getattr(nn, name))()
-    activated = extension.Activated(extension.Crew(2, False), ACTIVATIONS[name])
+    activated = products_code.Activated(products_code.Crew(2, False), ACTIVATIONS[name])
     for shape in ((1,), (7, 3), (5, 2048), (3, 1, 4099)):
         x = (3 * torch.randn(shape)).to(dtype)
         for given in (x, x.movedim(0, -1)):
