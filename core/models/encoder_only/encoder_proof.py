@@ -17,8 +17,8 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from core.models.encoder_only.declared import DECLARED, declare
 from core.models.encoder_only.encoder_head import EncoderHead
-from core.models.encoder_only.own_attention import DECLARED, declare
 from core.models.encoder_only.packed_encoder import IMPLEMENTATION, EncoderContext
 from core.models.encoder_only.reference import EncoderReference
 from core.models.encoder_only.ways import GroupedTexts, PackedTexts, Way

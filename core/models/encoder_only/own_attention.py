@@ -1,45 +1,31 @@
-"""Attention of encoders that do not use transformers' interface for it, declared, so that texts can be packed too.
-
-A declaration names the class of a model's attention modules, what stands for its `forward` over packed texts, and which
-methods of its encoder count tokens, so that they count those of a text and not of a step. Everything else of the model
-stays its own. `encoder_proof` compares all of it with the model as it came, over texts of a few tokens and of hundreds.
-"""
+"""Attention of encoders that do not use transformers' interface for it, computed over packed texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from math import sqrt
-from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
-from core.models.encoder_only.packed_encoder import EncoderContext, attend_within
-from core.models.hf.probe import Unsupported
+from core.models.encoder_only.own_parts import ForwardOf
+from core.models.encoder_only.packed_encoder import ByDistance, EncoderContext, attend_within, slanted
 
 Answer = tuple[torch.Tensor, None]
 """[1, T, H] of an attention module, and no weights."""
 
 
-class PlainAttention:
-    """`forward` of a module with `query`, `key` and `value`, over packed texts: [1, T, H] to [1, T, H]."""
+class PlainAttention(ForwardOf):
+    """That of a module with `query`, `key` and `value`: [1, T, H] to [1, T, H]."""
 
     names = ("query", "key", "value")
 
     def __init__(self, module: Any, context: EncoderContext, encoder: Any) -> None:
-        """`encoder`: the modules of all layers, of which `module` is one's attention."""
-        self.module, self.context = module, context
+        super().__init__(module, context, encoder)
         self.heads: int = module.num_attention_heads
 
     def __call__(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> Answer:
         """See the class."""
         return self.attend(*self.projected(hidden_states))
-
-    def take_away(self) -> None:
-        """Let the module be as it came."""
-        del self.module.forward
 
     def projected(self, hidden_states: torch.Tensor) -> list[torch.Tensor]:
         """Queries, keys and values, [1, heads, T, D] each."""
@@ -71,13 +57,9 @@ class BiasedAttention(PlainAttention):
 
     names = ("q", "k", "v")
 
-    def __call__(self, hidden_states: torch.Tensor, mask: Any, position_bias: torch.Tensor, **_: Any) -> Answer:
-        """`position_bias`: [1, heads, n, n] of the longest text."""
-
-        def bias(start: int, end: int) -> torch.Tensor:
-            return position_bias[:, :, : end - start, : end - start].to(hidden_states.dtype)
-
-        attended, none = self.attend(*self.projected(hidden_states), bias_of=bias)
+    def __call__(self, hidden_states: torch.Tensor, mask: Any, position_bias: ByDistance, **_: Any) -> Answer:
+        """See the class; `DistancesOnce` makes `position_bias`."""
+        attended, none = self.attend(*self.projected(hidden_states), distances=position_bias)
         return self.module.o(attended), none
 
 
@@ -102,7 +84,7 @@ class DisentangledAttention(PlainAttention):
             module.register_buffer(self.used[kind], vectors.contiguous(), persistent=False)
 
     def take_away(self) -> None:
-        """See `PlainAttention`."""
+        """See `ForwardOf`."""
         super().take_away()
         for name in self.used.values():
             delattr(self.module, name)
@@ -132,9 +114,9 @@ class DisentangledAttention(PlainAttention):
             near = slice(longest - (end - start), longest + (end - start) - 1)
             made = []
             if "c2p" in vectors:
-                made.append(_slanted(query[0, :, start:end] @ vectors["c2p"][:, near].transpose(1, 2)))
+                made.append(slanted(query[0, :, start:end] @ vectors["c2p"][:, near].transpose(1, 2)))
             if "p2c" in vectors:
-                made.append(_slanted(key[0, :, start:end] @ vectors["p2c"][:, near].transpose(1, 2)).transpose(1, 2))
+                made.append(slanted(key[0, :, start:end] @ vectors["p2c"][:, near].transpose(1, 2)).transpose(1, 2))
             return (sum(made[1:], made[0]) * self.scale)[None]
 
         return self.attend(query, key, value, scaling=self.scale, bias_of=bias)
@@ -202,125 +184,3 @@ class ScaledAttention(PlainAttention):
     def projected(self, hidden_states: torch.Tensor) -> list[torch.Tensor]:
         """See `PlainAttention`."""
         return [self.by_head(getattr(self.module, name)(hidden_states, None)[0]) for name in self.names]
-
-
-def _slanted(made: torch.Tensor) -> torch.Tensor:
-    """[heads, n, n] of `made`, [heads, n, 2n - 1]: of row i its places n - 1 - i to 2n - 2 - i. A view."""
-    made = made.contiguous()
-    heads, length, width = made.shape
-    return made.as_strided((heads, length, length), (length * width, width - 1, 1), length - 1)
-
-
-class OverLongest:
-    """A method of an encoder that makes something for all pairs of tokens: for those of the longest text."""
-
-    def __init__(self, owner: Any, name: str, context: EncoderContext) -> None:
-        self.owner, self.name, self.context = owner, name, context
-        self.method: Callable[..., Any] = getattr(owner, name)
-
-    def take_away(self) -> None:
-        """Let it be as it came."""
-        delattr(self.owner, self.name)
-
-    def __call__(self, given: Any, *_: Any, **__: Any) -> Any:
-        """What it makes of as many tokens."""
-        return self.method(given[:, : max(end - start for start, end in self.context.texts)])
-
-
-class Unmasked(OverLongest):
-    """One that makes a mask of all pairs, which is not needed."""
-
-    def __call__(self, given: Any, *_: Any, **__: Any) -> Any:
-        """Give back the mask of tokens."""
-        return given
-
-
-class EachApart(OverLongest):
-    """One in which tokens see the ones beside them: text by text."""
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        """[1, T, H]; every tensor among the arguments has T tokens, or those of one text."""
-
-        def of(each: Any, start: int, end: int) -> Any:
-            return each[:, start:end] if isinstance(each, torch.Tensor) else each
-
-        return torch.cat(
-            [
-                self.method(
-                    *(of(each, *text) for each in given), **{name: of(each, *text) for name, each in named.items()}
-                )
-                for text in self.context.texts
-            ],
-            dim=1,
-        )
-
-
-class PlacesInTexts(OverLongest):
-    """One that looks up the places of a row's tokens: each text begins at 0."""
-
-    def __call__(self, given: Any, *_: Any, **__: Any) -> Any:
-        """[T, D]."""
-        texts = self.context.texts
-        found = self.method((1, max(end - start for start, end in texts)))
-        return torch.cat([found[: end - start] for start, end in texts])
-
-
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """How one type's own attention is computed over packed texts."""
-
-    attention: str
-    """Class of its modules; none if they go through transformers' interface."""
-    forward: type[PlainAttention]
-    """What stands for their `forward`."""
-    methods: Mapping[str, type[OverLongest]] = field(default_factory=dict)
-    """Path from the model to what counts tokens of a row -> what stands for it."""
-
-
-_DEBERTA: Final = {"encoder.get_rel_pos": OverLongest, "encoder.get_attention_mask": Unmasked}
-DECLARED: Final[Mapping[str, Declaration]] = {
-    "convbert": Declaration("ConvBertSelfAttention", ConvolvedAttention),
-    "deberta": Declaration("DisentangledSelfAttention", JoinedAttention, _DEBERTA),
-    "deberta-v2": Declaration(
-        "DisentangledSelfAttention", DisentangledAttention, {**_DEBERTA, "encoder.conv.forward": EachApart}
-    ),
-    "ibert": Declaration("IBertSelfAttention", ScaledAttention),
-    "megatron-bert": Declaration("MegatronBertSelfAttention", PlainAttention),
-    "mobilebert": Declaration("", PlainAttention, {"embeddings.forward": EachApart}),
-    "mpnet": Declaration("MPNetSelfAttention", BiasedAttention, {"encoder.compute_position_bias": OverLongest}),
-    "rembert": Declaration("RemBertSelfAttention", PlainAttention),
-    "roformer": Declaration(
-        "RoFormerSelfAttention", RotatedAttention, {"encoder.embed_positions.forward": PlacesInTexts}
-    ),
-}
-"""Model type -> its declaration."""
-
-
-@torch.inference_mode()
-def declare(base: PreTrainedModel, context: EncoderContext) -> Callable[[], None]:
-    """Put what is declared for `base` in place. Returns what takes it away again. Raises Unsupported."""
-    encoder: Any = base.encoder
-    found = DECLARED[base.config.model_type]
-    own = [module for module in encoder.modules() if type(module).__name__ == found.attention]
-    if any(getattr(module, "talking_head", False) for module in own):
-        raise Unsupported("has heads that see each other's scores")
-    if any(getattr(module, "quant_mode", False) for module in own):
-        raise Unsupported("computes in integers, whose scales are those of all texts of a call")
-    placed: list[PlainAttention | OverLongest] = []
-    for module in own:
-        module.forward = found.forward(module, context, encoder)
-        placed.append(module.forward)
-    for path, kind in found.methods.items():
-        owner, _, name = path.rpartition(".")
-        at = attrgetter(owner)(base)
-        if at is None:  # a part that some have
-            continue
-        made = kind(at, name, context)
-        setattr(at, name, made)
-        placed.append(made)
-
-    def take_away() -> None:
-        for each in placed:
-            each.take_away()
-
-    return take_away

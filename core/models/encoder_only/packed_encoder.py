@@ -28,6 +28,24 @@ Text = tuple[int, int]
 
 
 @dataclass(slots=True)
+class ByDistance:
+    """What every head's scores get for the distance of two tokens, whatever the tokens are. For one step."""
+
+    table: torch.Tensor
+    """float32[H, 2N - 1]: from a key N - 1 places before its query to one as many behind it."""
+    made: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Length of a text -> `of` it, for all layers."""
+
+    def of(self, length: int) -> torch.Tensor:
+        """[1, H, n, n] of a text of n = `length` tokens."""
+        if length not in self.made:
+            middle = self.table.shape[1] // 2
+            near = self.table[:, None, middle + 1 - length : middle + length]
+            self.made[length] = slanted(near.expand(-1, length, -1))[None]
+        return self.made[length]
+
+
+@dataclass(slots=True)
 class EncoderContext:
     """What the attention function of one model needs to know of the step. One per model, on one thread."""
 
@@ -38,7 +56,8 @@ class EncoderContext:
     attend: Attend | None = None
     """What computes that of texts that are seen whole; None: torch does."""
     only_torch: bool = False
-    """Whether some attention of the model is torch's for every text: scores with a bias, values of another width."""
+    """Whether some attention of the model is torch's for every text: scores with a bias that texts make, values of
+    another width."""
 
     def begin(self, lens: Sequence[int]) -> None:
         """Start a step of texts of `lens` tokens each."""
@@ -82,10 +101,12 @@ def attend_within(
     scaling: float | None = None,
     window: int | None = None,
     bias_of: Callable[[int, int], torch.Tensor] | None = None,
+    distances: ByDistance | None = None,
 ) -> torch.Tensor:
     """[1, T, H, Dv]: every text of the step attends to itself; query [1, H, T, D], key and value [1, Hkv, T, D or Dv].
 
-    `bias_of`: [1, H, n, n] that is added to the scores of the n tokens between two places. It goes with no `window`.
+    `bias_of`: [1, H, n, n] that is added to the scores of the n tokens between two places; `distances`: the same for
+    all texts. Neither goes with a `window`.
     """
     attended = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
     texts: Sequence[Text] = context.texts
@@ -93,12 +114,16 @@ def attend_within(
         context.only_torch = True
     elif context.attend is not None:
         whole, texts = _divided(texts, window)
-        context.attend(query, key, value, whole, query.shape[3] ** -0.5 if scaling is None else scaling, attended)
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        context.attend(query, key, value, whole, scale, attended, None if distances is None else distances.table)
     for start, end in texts:
         parts = query[:, :, start:end], key[:, :, start:end], value[:, :, start:end]
         out = attended[:, start:end].transpose(1, 2)
+        bias = bias_of(start, end) if bias_of is not None else None
+        if distances is not None:
+            bias = distances.of(end - start).to(query.dtype)
         if window is None or end - start <= window:
-            _attend(*parts, scaling, out, None if bias_of is None else bias_of(start, end))
+            _attend(*parts, scaling, out, bias)
         else:
             _attend_near(*parts, scaling, window, out)
     return attended
@@ -110,6 +135,13 @@ def _divided(texts: Sequence[Text], window: int | None) -> tuple[Sequence[Text],
         return texts, ()
     whole = [(start, end) for start, end in texts if end - start <= window]
     return whole, [(start, end) for start, end in texts if end - start > window]
+
+
+def slanted(made: torch.Tensor) -> torch.Tensor:
+    """[heads, n, n] of `made`, [heads, n, 2n - 1]: of row i its places n - 1 - i to 2n - 2 - i. A view."""
+    made = made.contiguous()
+    heads, length, width = made.shape
+    return made.as_strided((heads, length, length), (length * width, width - 1, 1), length - 1)
 
 
 def _attend(

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Sequence[tuple[int, int]], float, torch.Tensor], None]
-"""(query [1, H, T, D], key and value [1, Hkv, T, D], places of texts and of their ends, scale, out [1, T, H, D]):
-writes what each token of these texts sees of all of its own text."""
+
+class Attend(Protocol):
+    """Computes attention of texts that are seen whole. Forward thread only."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        places: Sequence[tuple[int, int]],
+        scale: float,
+        out: torch.Tensor,
+        distances: torch.Tensor | None = None,
+        /,
+    ) -> None:
+        """Write to `out` [1, T, H, D] what each token between two of `places` sees of all that are between them.
+
+        `query` [1, H, T, D], `key` and `value` [1, Hkv, T, D]. `distances`: float32[H, 2N - 1] that is added to scores
+        once they are scaled, from a key N - 1 places before its query to one as many behind it.
+        """
+        ...
 
 
 class Products(Protocol):

@@ -16,11 +16,16 @@ namespace slipstream {
 
 // How one layer weighs keys. `cap`: 0, or what scores are bent to stay below. `window`: 0, or how many keys a query sees,
 // its own included. `chunk`: 0, or the length of chunks that no query sees beyond. `sinks`: null, or by head the score of
-// a key without a value, which everybody sees.
+// a key without a value, which everybody sees. `both_ways`: queries see the keys behind them too.
 struct Weighing {
   float scale, cap;
   int64_t window, chunk;
   const float* sinks;
+  bool both_ways = false;
+  // Null, or [H][stride]: what scores get before they are scaled, `origin` for a query's own key and places from there on
+  // for those behind it; readable for 64 keys more.
+  const float* distances = nullptr;
+  int64_t stride = 0, origin = 0;
 
   bool hides() const { return window > 0 || chunk > 0; }
 
@@ -154,10 +159,20 @@ class BlockAttention {
   // The rows of one token, which see the same keys.
   void weigh(int64_t head, int64_t token, int64_t from, int64_t count) {
     const int64_t position = block_.position + token, group = shape_.group();
-    const int64_t seen = std::clamp<int64_t>(position + 1 - from, 0, count);
+    const int64_t seen = weighing_.both_ways ? count : std::clamp<int64_t>(position + 1 - from, 0, count);
     const int64_t hidden = weighing_.hides() ? std::clamp<int64_t>(weighing_.first(position) - from, 0, count) : 0;
-    for (int64_t row = token * group; row < (token + 1) * group; ++row)
+    for (int64_t row = token * group; row < (token + 1) * group; ++row) {
+      if (weighing_.distances != nullptr) {
+        const int64_t of = (first_ + head) * group + row % group;
+        add_to_scores(row, weighing_.distances + of * weighing_.stride + weighing_.origin + from - position);
+      }
       weigh_row(head, row, static_cast<int32_t>(seen), hidden);
+    }
+  }
+
+  void add_to_scores(int64_t row, const float* more) {
+    float* scores = scores_ + row * kPanel;
+    for (int64_t i = 0; i < kPanel; i += kLanes) store(load(scores + i) + load(more + i), scores + i);
   }
 
   // Turns a row of scores into weights against the greatest score so far, and what was summed to the new scale. Of the

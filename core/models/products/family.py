@@ -151,7 +151,9 @@ class PackedProducts:
         except BaseException:  # a thread of its own: nothing above it would tell of a panic
             logger.exception("no compiled products, torch goes on: it failed")
         else:
-            if result.passed and forwards:
+            if not forwards:
+                logger.info("no compiled products, torch goes on: the model has no matrices that they are for")
+            elif result.passed:
                 logger.info("%d products are compiled from now on (%.1f s)", len(forwards), time.monotonic() - began)
                 self.packed, self._ready = len(forwards), forwards
             else:

@@ -15,6 +15,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 ACTIVATIONS: Final = {
     "FastGELUActivation": "gelu_tanh",
+    "GELU": "gelu",
     "GELUActivation": "gelu",
     "GELUTanh": "gelu_tanh",
     "NewGELUActivation": "gelu_tanh",
@@ -25,7 +26,7 @@ ACTIVATIONS: Final = {
 }
 """Classes of modules of torch and transformers, as `activations.h` calls what they compute."""
 
-Forward = Callable[..., torch.Tensor]
+Forward = Callable[..., Any]
 
 
 class Matrices(Protocol):
@@ -51,7 +52,7 @@ class DenseLinear:
 
     names = ("weight",)
 
-    def __init__(self, module: nn.Linear) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
 
     def pack(self, extension: Any, crew: Any) -> Forward:
@@ -60,6 +61,15 @@ class DenseLinear:
         halves = weight.dtype == torch.bfloat16
         product: Forward = extension.Product(crew, halves, weight, None, None if bias is None else bias.detach())
         return product
+
+
+class UnscaledLinear(DenseLinear):
+    """I-BERT's, which answers with outputs and their scale, and computes in floats, which have none."""
+
+    def pack(self, extension: Any, crew: Any) -> Forward:
+        """See `Matrices`."""
+        product = super().pack(extension, crew)
+        return lambda x, *_: (product(x), None)
 
 
 class ElementwiseActivation:
@@ -130,11 +140,20 @@ def matrices_of(model: nn.Module) -> dict[str, Matrices]:
             continue
         if type(module) is nn.Linear and _is_plain(module.weight, 2):
             found[name] = DenseLinear(module)
+        elif getattr(module, "quant_mode", None) is False and _is_plain(getattr(module, "weight", None), 2):
+            if type(module).__name__ == "QuantLinear":
+                found[name] = UnscaledLinear(module)
         elif _are_experts(module):
             found[name] = DenseExperts(module)
-        elif (kind := ACTIVATIONS.get(type(module).__name__)) and not getattr(module, "inplace", False):
+        elif (kind := _activation_of(module)) is not None:
             found[name] = ElementwiseActivation(module, kind)
     return found
+
+
+def _activation_of(module: Any) -> str | None:
+    if getattr(module, "inplace", False) or getattr(module, "approximate", "none") != "none":
+        return None
+    return ACTIVATIONS.get(type(module).__name__)
 
 
 def _are_experts(module: Any) -> bool:

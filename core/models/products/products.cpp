@@ -235,17 +235,18 @@ class Activated {
 };
 
 template <typename T>
-void attend_as(Crew& crew, const Shape& shape, float scale, const Tensor& q, const Tensor& k, const Tensor& v,
+void attend_as(Crew& crew, const Shape& shape, const Weighing& weighing, const Tensor& q, const Tensor& k, const Tensor& v,
                const Texts& texts, Tensor& out) {
   // Attention never writes what it reads.
   const Stored<T> stored{const_cast<T*>(k.const_data_ptr<T>()), const_cast<T*>(v.const_data_ptr<T>())};
-  texts.attend(crew.team, crew.scratch, shape, scale, q.const_data_ptr<T>(), stored, out.mutable_data_ptr<T>());
+  texts.attend(crew.team, crew.scratch, shape, weighing, q.const_data_ptr<T>(), stored, out.mutable_data_ptr<T>());
 }
 
 // Writes to out [1, T, H, D] what the tokens of `places`, texts from one to the other, see of their own text. q [1, H, T, D],
-// k and v [1, K, T, D].
+// k and v [1, K, T, D]; `distances` as `Texts::weighing` has them, or none.
 void attend_to_texts(const SharedCrew& crew, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const std::vector<std::pair<int64_t, int64_t>>& places, double scale, Tensor out) {
+                     const std::vector<std::pair<int64_t, int64_t>>& places, double scale, Tensor out,
+                     const MaybeTensor& distances) {
   TORCH_CHECK(q.dim() == 4 && q.size(0) == 1 && k.sizes() == v.sizes() && k.dim() == 4 && k.size(3) == q.size(3) &&
                   q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0,
               "queries ", q.sizes(), " do not go with keys ", k.sizes(), " and values ", v.sizes());
@@ -254,12 +255,16 @@ void attend_to_texts(const SharedCrew& crew, const Tensor& q, const Tensor& k, c
                values = v.transpose(1, 2).contiguous();
   TORCH_CHECK(out.sizes() == queries.sizes() && out.is_contiguous() && out.scalar_type() == q.scalar_type(),
               "there is no room for what they see");
+  TORCH_CHECK(!distances || (distances->dim() == 2 && distances->size(0) == q.size(1) && distances->size(1) % 2 == 1 &&
+                             distances->is_contiguous() && distances->scalar_type() == at::kFloat),
+              "there is no row of distances for each head");
   const Texts texts(places, q.size(2));
   const AtWork working(*crew, q.numel() * kPanel);
+  const Weighing weighing = texts.weighing(static_cast<float>(scale), distances, crew->buffers);
   if (q.scalar_type() == at::kFloat) {
-    attend_as<float>(*crew, shape, static_cast<float>(scale), queries, keys, values, texts, out);
+    attend_as<float>(*crew, shape, weighing, queries, keys, values, texts, out);
   } else {
-    attend_as<BFloat16>(*crew, shape, static_cast<float>(scale), queries, keys, values, texts, out);
+    attend_as<BFloat16>(*crew, shape, weighing, queries, keys, values, texts, out);
   }
 }
 
@@ -267,7 +272,8 @@ void attend_to_texts(const SharedCrew& crew, const Tensor& q, const Tensor& k, c
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Crew, SharedCrew>(module, "Crew").def(py::init<int64_t, bool>()).def("rest", &Crew::rest);
-  module.def("attend", &attend_to_texts);
+  module.def("attend", &attend_to_texts, py::arg("crew"), py::arg("query"), py::arg("key"), py::arg("value"),
+             py::arg("places"), py::arg("scale"), py::arg("out"), py::arg("distances") = py::none());
   py::class_<Activated>(module, "Activated")
       .def(py::init<SharedCrew, const std::string&>())
       .def("__call__", &Activated::apply);

@@ -24,7 +24,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> set[int | None]:
     return told
 
 
-@pytest.mark.parametrize(("kind", "longest"), [("mpnet", 5), ("bert", 0)])
+@pytest.mark.parametrize(("kind", "longest"), [("deberta", 5), ("mpnet", 0), ("bert", 0)])
 async def test_products_hear_how_long_the_longest_text_is(
     tmp_path: Path, told: set[int | None], kind: str, longest: int
 ) -> None:

@@ -14,7 +14,7 @@ from core.config import ModelConfig
 from core.errors import ModelLoadError
 from core.models.encoder_only import own_attention
 from core.models.encoder_only.backend import EncoderOnlyModel
-from core.models.encoder_only.own_attention import DECLARED
+from core.models.encoder_only.declared import DECLARED
 from core.models.encoder_only.packed_encoder import IMPLEMENTATION
 from core.models.encoder_only.ways import GroupedTexts, PackedTexts
 from core.models.loader import load_model
@@ -110,7 +110,7 @@ def test_what_is_not_declared_is_grouped_and_the_log_says_why(
     torch.testing.assert_close(states_of(model, texts), each_alone(directory, texts), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["deberta-v2", "roformer"])
+@pytest.mark.parametrize("kind", ["deberta-v2", "mpnet", "roformer"])
 def test_a_distance_that_no_short_text_has_is_compared_and_the_model_left_as_it_came(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,10 +134,19 @@ def test_a_distance_that_no_short_text_has_is_compared_and_the_model_left_as_it_
     torch.testing.assert_close(states_of(model, texts), each_alone(directory, texts), rtol=1e-4, atol=1e-4)
 
 
-def test_vectors_of_distances_are_shared_by_copies(tmp_path: Path) -> None:
-    model = loaded(make_encoder("deberta-v2", tmp_path))
+@pytest.mark.parametrize(("kind", "count"), [("deberta-v2", 6), ("mpnet", 1)])
+def test_what_distances_have_is_shared_by_copies(kind: str, count: int, tmp_path: Path) -> None:
+    model = loaded(make_encoder(kind, tmp_path))
     kept = {name: each.data_ptr() for name, each in model.module.named_buffers() if "slipstream" in name}
     copied = {name: each.data_ptr() for name, each in model.twin().module.named_buffers() if "slipstream" in name}
-    assert len(kept) == 6
+    assert len(kept) == count
     assert copied == kept
     assert not set(kept) & set(model.module.state_dict())
+
+
+@pytest.mark.parametrize(("kind", "norms"), [("ibert", "IntLayerNorm"), ("mobilebert", "NoNorm")])
+def test_norms_that_are_written_out_take_one_pass(kind: str, norms: str, tmp_path: Path) -> None:
+    model = loaded(make_encoder(kind, tmp_path))
+    found = [module for module in model.module.modules() if type(module).__name__ == norms]
+    assert len(found) > 4, "of the embeddings and of all layers"
+    assert all("forward" in vars(module) for module in found)

@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from core.config import ModelConfig
+from core.models.encoder_only.backend import EncoderOnlyModel
 from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
 from core.models.products import family
 from core.models.products.extension import load_extension
 from core.models.products.family import PackedProducts
-from core.models.products.packing import DenseLinear
+from core.models.products.packing import DenseLinear, UnscaledLinear, matrices_of
 from core.native.kept_library import ExtensionUnavailable
+from tests.support.encoders import make_encoder
 from tests.support.fakes.paged_steps import Part
 from tests.unit.core.models.reference import PackedRun, PlainModel
 from tests.unit.core.models.test_transformers_backend import STEPS, sequences, worst_error
@@ -65,6 +67,39 @@ def test_bfloat16_stays_within_rounding(checkpoint: Make) -> None:
     scale = max(float(logits.abs().max()) for logits in expected.values())
     worst, _ = worst_error(PackedRun(model, rows), expected)
     assert worst < 0.05 * scale
+
+
+def test_matrices_that_answer_with_a_scale_are_multiplied_by_compiled_code_too(tmp_path: Path) -> None:
+    """I-BERT's: six in each layer, and its activation; and the pooler, which is another model's."""
+    model = load_model(ModelConfig(str(make_encoder("ibert", tmp_path)), native="wait"), CPU)
+    assert isinstance(model, EncoderOnlyModel) and isinstance(model.products, PackedProducts)
+    assert model.products.packed == 7 * model.module.config.num_hidden_layers + 1
+    ids, places = torch.arange(9) + 5, torch.tensor([0, 1, 2, 0, 1, 2, 3, 4, 5])
+    plain = model.way.states(ids, places, None, (3, 6))
+    model.products.begin(9)
+    compiled = model.way.states(ids, places, None, (3, 6))
+    model.products.end()
+    torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-4)
+
+
+def test_what_computes_in_integers_or_by_another_formula_is_no_matrix_of_these() -> None:
+    class QuantLinear(torch.nn.Linear):
+        """As of I-BERT, and of others that say nothing of integers."""
+
+    tree = torch.nn.ModuleDict({name: QuantLinear(4, 4) for name in ("floats", "integers", "silent")})
+    tree["floats"].quant_mode, tree["integers"].quant_mode = False, True
+    tree["tanh"] = torch.nn.GELU("tanh")
+    assert [(name, type(found)) for name, found in matrices_of(tree).items()] == [("floats", UnscaledLinear)]
+
+
+def test_a_model_without_such_matrices_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(family, "matrices_of", lambda tree: {})
+    with caplog.at_level(logging.INFO):
+        model = load_model(ModelConfig(str(make_encoder("bert", tmp_path)), native="wait"), CPU)
+    assert isinstance(model, EncoderOnlyModel) and isinstance(model.products, PackedProducts)
+    assert model.products.packed == 0
+    assert "torch goes on: the model has no matrices" in caplog.text
+    assert "differ" not in caplog.text
 
 
 def test_what_is_compiled_already_is_there_from_the_first_step(

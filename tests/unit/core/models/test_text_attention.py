@@ -16,7 +16,7 @@ from transformers import activations
 
 from core.config import ModelConfig
 from core.models.encoder_only.backend import EncoderOnlyModel
-from core.models.encoder_only.packed_encoder import EncoderContext, attend_within
+from core.models.encoder_only.packed_encoder import ByDistance, EncoderContext, attend_within
 from core.models.encoder_only.ways import PackedTexts
 from core.models.loader import load_model
 from core.models.products import family
@@ -37,10 +37,28 @@ def inputs(tokens: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype)
     return [torch.randn(1, tokens, each, dim).to(dtype).transpose(1, 2) for each in (heads, kv_heads, kv_heads)]
 
 
-def seen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, text: Text, scale: float) -> torch.Tensor:
+def seen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    text: Text,
+    scale: float,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """[1, n, H, D] by torch, in float32."""
     parts = (each[:, :, slice(*text)].float() for each in (query, key, value))
-    return functional.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=True).transpose(1, 2)
+    found = functional.scaled_dot_product_attention(*parts, attn_mask=bias, scale=scale, enable_gqa=True)
+    return found.transpose(1, 2)
+
+
+def bias_of(distances: torch.Tensor, length: int) -> torch.Tensor:
+    """[1, H, n, n], pair by pair."""
+    middle = distances.shape[1] // 2
+    found = torch.empty(len(distances), length, length)
+    for query in range(length):
+        for key in range(length):
+            found[:, query, key] = distances[:, middle + key - query]
+    return found[None]
 
 
 @pytest.mark.parametrize("dtype", NEAR)
@@ -60,6 +78,37 @@ def test_each_token_sees_all_of_its_own_text_and_no_other(
         want = seen(query, key, value, text, 0.3)
         torch.testing.assert_close(out[:, slice(*text)].float(), want, atol=NEAR[dtype], rtol=NEAR[dtype])
     assert (out[:, slice(*left_out)] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "threads", "spare"), [(3, 3, 24, 1, 0), (4, 2, 32, 2, 5)])
+def test_scores_get_what_the_head_has_for_the_distance(
+    products_code: Any, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, threads: int, spare: int
+) -> None:
+    torch.manual_seed(dim)
+    lens = (3, 1, 64, 200, 65)
+    query, key, value = inputs(sum(lens), heads, kv_heads, dim, dtype)
+    distances = 2 * torch.randn(heads, 2 * (200 + spare) - 1)
+    out = torch.empty(1, sum(lens), heads, dim, dtype=dtype)
+    crew = products_code.Crew(threads, False)
+    products_code.attend(crew, query, key, value, texts_of(lens), 0.3, out, distances)
+    for text, length in zip(texts_of(lens), lens, strict=True):
+        bias = bias_of(distances, length)
+        torch.testing.assert_close(ByDistance(distances).of(length), bias)
+        want = seen(query, key, value, text, 0.3, bias)
+        torch.testing.assert_close(out[:, slice(*text)].float(), want, atol=NEAR[dtype], rtol=NEAR[dtype])
+
+
+def test_distances_that_do_not_fit_are_refused(products_code: Any) -> None:
+    query, key, value = inputs(6, 2, 2, 8, torch.float32)
+    crew, out = products_code.Crew(1, False), torch.empty(1, 6, 2, 8)
+    good = torch.zeros(2, 11)
+    products_code.attend(crew, query, key, value, [(0, 6)], 1.0, out, good)
+    for bad in (good[:1], good[:, 1:], good.bfloat16(), good.T.contiguous().T, good[0]):
+        with pytest.raises(RuntimeError, match="no row of distances for each head"):
+            products_code.attend(crew, query, key, value, [(0, 6)], 1.0, out, bad)
+    with pytest.raises(RuntimeError, match="distances of 5 tokens do not do for a text of 6"):
+        products_code.attend(crew, query, key, value, [(0, 6)], 1.0, out, good[:, 1:-1].contiguous())
 
 
 def test_texts_and_tensors_that_do_not_fit_are_refused(products_code: Any) -> None:
@@ -89,13 +138,16 @@ def test_compiled_code_gets_texts_that_are_seen_whole_and_torch_the_others(windo
     torch.manual_seed(1)
     lens = (3, 20, 21, 90)
     query, key, value = inputs(sum(lens), 2, 2, 8, torch.float32)
-    context, asked = EncoderContext(), list[tuple[Text, float]]()
+    context, asked, given = EncoderContext(), list[tuple[Text, float]](), list[torch.Tensor | None]()
     context.begin(lens)
     if window is not None:
         context.windows[nn.Identity()] = window
     plain = attend_within(context, query, key, value, window=window)
 
-    def attend(query: Any, key: Any, value: Any, texts: Sequence[Text], scale: float, out: torch.Tensor) -> None:
+    def attend(
+        query: Any, key: Any, value: Any, texts: Sequence[Text], scale: float, out: torch.Tensor, distances: Any = None
+    ) -> None:
+        given.append(distances)
         for text in texts:
             asked.append((text, scale))
             out[:, slice(*text)] = seen(query, key, value, text, scale)
@@ -109,6 +161,11 @@ def test_compiled_code_gets_texts_that_are_seen_whole_and_torch_the_others(windo
     asked.clear()
     attend_within(context, query, key, value, window=window, scaling=0.3)
     assert {scale for _, scale in asked} == {0.3}
+    assert given == [None, None]
+    table = torch.zeros(2, 179)
+    attend_within(context, query, key, value, distances=ByDistance(table))
+    assert given[2] is table
+    assert not context.only_torch
     asked.clear()
     attend_within(context, query, key, value, bias_of=lambda start, end: torch.zeros(1, 2, end - start, end - start))
     attend_within(context, query, key, value[..., :4])
@@ -116,8 +173,11 @@ def test_compiled_code_gets_texts_that_are_seen_whole_and_torch_the_others(windo
     assert context.longest_by_torch((3, 20)) == 20
 
 
-def test_an_encoder_attends_by_compiled_code_once_its_products_are_in_place(products_code: Any, tmp_path: Path) -> None:
-    path = make_encoder("bert", tmp_path)
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_an_encoder_attends_by_compiled_code_once_its_products_are_in_place(
+    products_code: Any, tmp_path: Path, kind: str
+) -> None:
+    path = make_encoder(kind, tmp_path)
     model = load_model(ModelConfig(str(path), native="wait"), torch.device("cpu"))
     assert isinstance(model, EncoderOnlyModel) and isinstance(model.way, PackedTexts)
     context = model.way._context
@@ -137,7 +197,7 @@ def test_attention_that_is_wrong_serves_no_text(
 ) -> None:
     """It is proved with the products, before it takes torch's place."""
 
-    def blind(crew: Any, query: Any, key: Any, value: Any, texts: Any, scale: float, out: torch.Tensor) -> None:
+    def blind(crew: Any, query: Any, key: Any, value: Any, texts: Any, scale: float, out: torch.Tensor, _: Any) -> None:
         out.zero_()
 
     parts = {name: getattr(products_code, name) for name in ("Activated", "Crew", "Experts", "Product")}
