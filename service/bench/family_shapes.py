@@ -26,6 +26,13 @@ _DENSE: Final = _SIZES | {
     "head_dim": 64,
     "tie_word_embeddings": True,
 }
+_GPT: Final = _ENDS | {
+    "vocab_size": 16384,
+    "n_embd": 640,
+    "n_layer": LAYERS,
+    "n_head": 10,
+    "n_positions": CONTEXT,
+}
 _EXPERTS: Final = _DENSE | {"num_experts_per_tok": 4, "moe_intermediate_size": 320}
 _MLA: Final = {name: value for name, value in _DENSE.items() if name != "head_dim"} | {
     "num_key_value_heads": 8,
@@ -68,16 +75,8 @@ FAMILY_SHAPES: Final[dict[str, dict[str, Any]]] = {
     "gemma2": _DENSE | _BY_TURNS | {"query_pre_attn_scalar": 64},
     "gemma3_text": _DENSE | _FIVE_TO_ONE | {"query_pre_attn_scalar": 64},
     "cohere2": _DENSE | _FIVE_TO_ONE | {"logit_scale": 1.0},
-    "gptj": _ENDS
-    | {
-        "vocab_size": 16384,
-        "n_embd": 640,
-        "n_layer": LAYERS,
-        "n_head": 10,
-        "n_positions": CONTEXT,
-        "rotary_dim": 32,
-        "tie_word_embeddings": False,
-    },
+    "gpt2": _GPT | {"tie_word_embeddings": True},
+    "gptj": _GPT | {"rotary_dim": 32, "tie_word_embeddings": False},
     "qwen3_moe": _EXPERTS | {"num_experts": 16},
     "mixtral": _DENSE | {"intermediate_size": 640, "num_local_experts": 8, "num_experts_per_tok": 2},
     "gpt_oss": _DENSE | _BY_TURNS | {"intermediate_size": 320, "num_local_experts": 16, "num_experts_per_tok": 4},

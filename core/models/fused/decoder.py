@@ -111,7 +111,7 @@ class FusedDecoder:
         return self._logits(last.read.index_select(0, batch.last_indices))
 
     def _logits(self, read: torch.Tensor) -> torch.Tensor:
-        logits, (_, multiplier, cap) = self._head(read), self._outside
+        logits, (_, multiplier, cap, _) = self._head(read), self._outside
         if multiplier != 1.0:
             logits = logits * multiplier
         if cap:

@@ -32,6 +32,8 @@ class Mixture:
 class Family:
     """Names are attributes of the module one level up; what a layer lacks, or has as None, is not computed."""
 
+    body: str = ""
+    """Path from the base model to what has the layers, where that is not the base model."""
     layers: str = "layers"
     final_norm: str = "norm"
     before_attention: str = "input_layernorm"
@@ -56,11 +58,14 @@ class Family:
     """Whether queries and keys are turned before they are normed."""
     rotary: str = "rotary_emb"
     """Beside the layers: what makes angles of positions."""
+    places: str = ""
+    """Beside the layers: an embedding of positions, which is added to that of tokens."""
     neighbours: bool = False
     """Whether two neighbours are turned together."""
     temperature: Callable[[Any, torch.Tensor], torch.Tensor | None] = lambda attention, positions: None
     """What an attention module multiplies queries by, from positions, int64[n] to float32[n]."""
     mlp: str = "mlp"
+    """Empty where the layer itself has its products."""
     into: tuple[str, ...] = ("gate_proj", "up_proj")
     gated: bool = True
     down: str = "down_proj"

@@ -30,8 +30,9 @@ namespace {
 
 using namespace slipstream;
 
-// What states and logits are multiplied by, and what logits are bent to stay below (0: nothing).
-using Outside = std::tuple<double, double, double>;
+// What embeddings and logits are multiplied by, what logits are bent to stay below (0: nothing), and what is added to
+// embeddings by position, [positions, C], or nothing.
+using Outside = std::tuple<double, double, double, MaybeTensor>;
 
 class Decoder {
  public:
@@ -56,6 +57,7 @@ class DecoderOf final : public Decoder {
         embedding_multiplier_(static_cast<float>(std::get<0>(outside))),
         logit_multiplier_(static_cast<float>(std::get<1>(outside))),
         logit_cap_(static_cast<float>(std::get<2>(outside))),
+        places_(std::get<3>(outside)),
         shop_(threads, invariant) {}
 
   void add_layer(const LayerParts& parts) override {
@@ -81,7 +83,7 @@ class DecoderOf final : public Decoder {
     int64_t tokens = step.ids.size(0);
     planner_.begin(step, shape_.group(), window_);
     Tensor states = at::empty({tokens, static_cast<int64_t>(step.layers.size()) * hidden_}, embedding_.options());
-    T* x = embed(step.ids);
+    T* x = embed(step.ids, step.positions);
     T* both = fusion_ ? beside(x, step, tokens) : nullptr;
     T* normed = buffer(1, tokens, stride_);
     bool last_wanted = false;
@@ -187,8 +189,10 @@ class DecoderOf final : public Decoder {
     return tokens;
   }
 
-  T* embed(const Tensor& ids) {
+  T* embed(const Tensor& ids, const Tensor& positions) {
     const int64_t tokens = ids.size(0), *id = ids.const_data_ptr<int64_t>();
+    const int64_t* position = positions.const_data_ptr<int64_t>();
+    const T* places = places_ ? places_->const_data_ptr<T>() : nullptr;
     const T* table = embedding_.const_data_ptr<T>();
     T* x = buffer(0, tokens, stride_);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -197,9 +201,15 @@ class DecoderOf final : public Decoder {
       if (embedding_multiplier_ != 1.0f)
         for (T* each = x + t * stride_; each < x + t * stride_ + hidden_; ++each)
           narrow(widen(*each) * embedding_multiplier_, *each);
+      if (places != nullptr) add_place(places + position[t] * hidden_, position[t], x + t * stride_);
       std::fill(x + t * stride_ + hidden_, x + (t + 1) * stride_, T(0.0f));
     }
     return x;
+  }
+
+  void add_place(const T* place, int64_t position, T* x) const {
+    TORCH_CHECK_INDEX(position >= 0 && position < places_->size(0), "nothing is known of position ", position);
+    for (int64_t i = 0; i < hidden_; ++i) narrow(widen(x[i]) + widen(place[i]), x[i]);
   }
 
   // Puts what layer `number` reads in its place, or places, of the states that are wanted.
@@ -340,6 +350,7 @@ class DecoderOf final : public Decoder {
   std::optional<Linear<T>> fusion_;
   int64_t hidden_, stride_, window_ = 0;
   float embedding_multiplier_, logit_multiplier_, logit_cap_;
+  MaybeTensor places_;
   Workshop shop_;
   typename Experts<T>::Work work_;
   std::vector<Layer> layers_;

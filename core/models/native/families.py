@@ -105,19 +105,54 @@ GPT_NEOX = Family(
     down="dense_4h_to_h",
     activation="act",
 )
-GPTJ = Family(
+GPT2 = Family(
     layers="h",
     final_norm="ln_f",
     before_attention="ln_1",
+    before_mlp="ln_2",
+    attention="attn",
+    qkv=("c_attn",),
+    out="c_proj",
+    turns=lambda attention: False,
+    places="wpe",
+    into=("c_fc",),
+    gated=False,
+    down="c_proj",
+    activation="act",
+)
+GPTJ = replace(
+    GPT2,
     before_mlp="",
     parallel=lambda config: True,
-    attention="attn",
+    qkv=LLAMA.qkv,
     out="out_proj",
+    turns=LLAMA.turns,
+    places="",
     neighbours=True,
     into=("fc_in",),
-    gated=False,
     down="fc_out",
-    activation="act",
+)
+GPT_BIGCODE = replace(
+    GPT2, lacks=lambda config: None if config.multi_query else "queries, keys and values head by head of each kind"
+)
+OPT = Family(
+    body="decoder",
+    final_norm="final_layer_norm",
+    before_attention="self_attn_layer_norm",
+    before_mlp="final_layer_norm",
+    out="out_proj",
+    turns=lambda attention: False,
+    places="embed_positions",
+    mlp="",
+    into=("fc1",),
+    gated=False,
+    down="fc2",
+    activation="activation_fn",
+    lacks=lambda config: (
+        None
+        if config.do_layer_norm_before and config.word_embed_proj_dim == config.hidden_size
+        else "norms behind what they are added to, or projections of its embeddings"
+    ),
 )
 GRANITE_MOE = replace(
     GRANITE,
@@ -251,6 +286,8 @@ FAMILIES: dict[str, Family] = {
     "glm4": GLM4,
     "glm4_moe": SHARED,
     "glm4_moe_lite": SHARED,
+    "gpt2": GPT2,
+    "gpt_bigcode": GPT_BIGCODE,
     "gpt_neox": GPT_NEOX,
     "gpt_oss": Family(mixture=Mixture(router="router")),
     "gptj": GPTJ,
@@ -288,6 +325,7 @@ FAMILIES: dict[str, Family] = {
     "olmo2": BEHIND,
     "olmo3": BEHIND,
     "olmoe": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),
+    "opt": OPT,
     "persimmon": PERSIMMON,
     "phi": PHI,
     "phi3": Family(qkv=("qkv_proj",), into=("gate_up_proj",), activation="activation_fn"),

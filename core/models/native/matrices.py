@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from core.models.native.declaration import Family
 from core.models.native.grouped import fused_groups
@@ -66,13 +67,28 @@ def fused_product(
     reader: Reader, family: Family, config: Any, module: Any, names: Sequence[str], given: float = 1.0
 ) -> Matrix:
     """Those of `names` as one, with what the family multiplies their outputs by, and their inputs by `given`."""
-    linears = [getattr(module, name) for name in names]
+    linears = [linear_of(module, name) for name in names]
     factors = [float(family.factors[name](config)) if name in family.factors else 1.0 for name in names]
     if {given, *factors} == {1.0}:
         return reader.matrix(linears)
     sizes = torch.tensor([linear.out_features for linear in linears])
     by_output = torch.tensor(factors).repeat_interleave(sizes)
     return scaled(reader.matrix(linears), by_output * given, by_output)
+
+
+def as_linear(module: Any) -> Any:
+    """`module`, or the linear layer that it is: GPT-2's `Conv1D` has its weight [K, N]. Weights are shared."""
+    if type(module) is not Conv1D:
+        return module
+    linear = nn.Linear(module.nx, module.nf, device="meta")
+    linear.weight = nn.Parameter(module.weight.detach().t(), requires_grad=False)
+    linear.bias = module.bias
+    return linear
+
+
+def linear_of(module: Any, name: str) -> Any:
+    """`as_linear` of what `module` calls `name`."""
+    return as_linear(getattr(module, name))
 
 
 def sorted_by_kind(fused: Matrix, family: Family, shape: DecoderShape) -> Matrix:

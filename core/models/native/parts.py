@@ -235,11 +235,15 @@ class Layer(NamedTuple):
 
 
 class Outside(NamedTuple):
-    """What surrounds the layers: multipliers of embeddings and of logits, and what logits stay below unless it is 0."""
+    """What surrounds the layers: multipliers of embeddings and of logits, and what logits stay below unless it is 0.
+
+    `places`, [positions, C] of the model's type, is added to embeddings once they are multiplied.
+    """
 
     embedding_multiplier: float
     logit_multiplier: float
     logit_cap: float
+    places: torch.Tensor | None = None
 
 
 class StepStates(NamedTuple):

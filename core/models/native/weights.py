@@ -19,8 +19,10 @@ from core.models.native.latents import is_latent, latent_values, read_latents
 from core.models.native.matrices import (
     DecoderShape,
     Reader,
+    as_linear,
     fused_product,
     is_dense,
+    linear_of,
     one_behind_the_other,
     sorted_by_kind,
     vector,
@@ -72,14 +74,19 @@ def check_declared(model: PreTrainedModel, spec: ModelSpec) -> None:
     _shape(model, family, spec)
     routers = {part for layer in _layers(model, family) for part in _router_parts(layer, family)}
     for module in model.modules():
-        if hasattr(module, "in_features") and module not in routers and not is_dense(module, model.dtype):
+        linear = as_linear(module)
+        if hasattr(linear, "in_features") and module not in routers and not is_dense(linear, model.dtype):
             raise NotDense("its weights are quantised, other than to int8 per output or to int4, or adapted")
     _check_layers(model, family, spec)
 
 
 def check_alone(model: PreTrainedModel) -> None:
-    """Raises NotDense unless every layer is attention over keys and values of all heads, and one dense MLP."""
+    """Raises NotDense unless every layer is attention over keys and values of all heads, and one dense MLP, and nothing
+    else tells positions than that attention.
+    """
     family = family_of(model)
+    if family.places:
+        raise NotDense("it embeds positions")
     for layer in _layers(model, family):
         attention, mlp = _attention_of(layer, family), _mlp_of(layer, family)
         if attention is None or is_latent(attention) or _recurrence_of(layer, family) is not None:
@@ -131,21 +138,32 @@ def decoder_weights(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NA
     return DecoderWeights(
         shape=_shape(model, family, spec),
         embedding=embedding.weight.detach(),
-        final_norm=reader.norm(getattr(_body(model), family.final_norm), None),
+        final_norm=reader.norm(getattr(_body(model, family), family.final_norm), None),
         head=reader.matrix([model.get_output_embeddings()]),
         outside=Outside(
             embedding_multiplier=scale * family.embedding_multiplier(config),
             logit_multiplier=family.logit_multiplier(config),
             logit_cap=family.logit_cap(config) or 0.0,
+            places=_places(model, family, spec),
         ),
     )
+
+
+def _places(model: PreTrainedModel, family: Family, spec: ModelSpec) -> torch.Tensor | None:
+    if not family.places:
+        return None
+    module = getattr(_body(model, family), family.places)
+    # OPT's first two rows are for what is no position.
+    table: torch.Tensor = module.weight.detach()[getattr(module, "offset", 0) :]
+    assert len(table) >= spec.context_length, (table.shape, spec.context_length)
+    return table
 
 
 def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NATIVE) -> Iterator[Layer]:
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
     config, family = model.config, family_of(model)
     shape = _shape(model, family, spec)
-    rotary_module = getattr(_body(model), family.rotary, None)
+    rotary_module = getattr(_body(model, family), family.rotary, None)
     tables = RotaryTables(rotary_module, spec.context_length, family.neighbours, reader.tables)
     types = getattr(config, "layer_types", None) or [""] * len(_layers(model, family))
     kept, length = {layer.layer_id: layer for layer in spec.kv_layers}, spec.context_length
@@ -218,19 +236,20 @@ def _shape(model: PreTrainedModel, family: Family, spec: ModelSpec) -> DecoderSh
     if len(kept) > 1 or (not values and any(k_dim != v_dim for _, k_dim, v_dim in kept)):
         raise NotDense("its heads have more than one size")
     kv_heads, dim, _ = kept.pop()
-    inputs = {getattr(attention, family.out).in_features for attention in attentions.values()}
+    inputs = {linear_of(attention, family.out).in_features for attention in attentions.values()}
     if len(inputs) > 1:
         raise NotDense("its layers have different numbers of heads")
     return DecoderShape(inputs.pop() // (values or dim), kv_heads, dim)
 
 
-def _body(model: PreTrainedModel) -> Any:
+def _body(model: PreTrainedModel, family: Family) -> Any:
     # The prefix of Llama 4's text model names a module that it has not.
-    return model.model if model.base_model is model else model.base_model
+    base = model.model if model.base_model is model else model.base_model
+    return getattr(base, family.body) if family.body else base
 
 
 def _layers(model: PreTrainedModel, family: Family) -> list[Any]:
-    return list(getattr(_body(model), family.layers))
+    return list(getattr(_body(model, family), family.layers))
 
 
 def _attention_of(layer: Any, family: Family) -> Any:
@@ -247,6 +266,8 @@ def _recurrence_of(layer: Any, family: Family) -> Any:
 
 def _mlp_of(layer: Any, family: Family) -> Any:
     """The MLP of `layer`; None if it has none."""
+    if not family.mlp:
+        return layer
     module = getattr(layer, family.mlp, None) or getattr(layer, family.mixture.shared, None)
     return module if any(hasattr(module, name) for name in (family.into[0], family.mixture.experts)) else None
 

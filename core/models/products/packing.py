@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 PLAIN = (torch.Tensor, nn.Parameter)
 FLAGS = ("has_gate", "has_bias", "is_transposed")
@@ -55,12 +56,25 @@ class DenseLinear:
     def __init__(self, module: Any) -> None:
         self.module = module
 
+    def weight(self) -> torch.Tensor:
+        """[out, in]."""
+        weight: torch.Tensor = self.module.weight.detach()
+        return weight
+
     def pack(self, extension: Any, crew: Any) -> Forward:
         """See `Matrices`."""
-        weight, bias = self.module.weight.detach(), self.module.bias
+        weight, bias = self.weight(), self.module.bias
         halves = weight.dtype == torch.bfloat16
         product: Forward = extension.Product(crew, halves, weight, None, None if bias is None else bias.detach())
         return product
+
+
+class TransposedLinear(DenseLinear):
+    """A `Conv1D` of transformers, which is linear too, over a weight [in, out]: GPT-2's."""
+
+    def weight(self) -> torch.Tensor:
+        """See `DenseLinear`."""
+        return super().weight().t()
 
 
 class UnscaledLinear(DenseLinear):
@@ -140,6 +154,8 @@ def matrices_of(model: nn.Module) -> dict[str, Matrices]:
             continue
         if type(module) is nn.Linear and _is_plain(module.weight, 2):
             found[name] = DenseLinear(module)
+        elif type(module) is Conv1D and _is_plain(module.weight, 2):
+            found[name] = TransposedLinear(module)
         elif getattr(module, "quant_mode", None) is False and _is_plain(getattr(module, "weight", None), 2):
             if type(module).__name__ == "QuantLinear":
                 found[name] = UnscaledLinear(module)

@@ -27,9 +27,9 @@ from core.text.tokenizer import Tokenizer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes import plain_kernels
 from tests.support.interpreted import quick_calls
+from tests.support.native_cases import CASES
 from tests.unit.core.attention.test_conformance import DEVICE
 from tests.unit.core.attention.test_triton import interpreted, needs_triton
-from tests.unit.core.models.test_native_families import CASES
 
 CPU = torch.device("cpu")
 KINDS = ("llama", "gpt_oss", "gemma2", "llama4_text", "deepseek_v3", "lfm2")

@@ -27,11 +27,12 @@ from tests.support.fakes.masked_attention import MaskedAttention
 from tests.support.fakes.paged_steps import Part
 from tests.support.fakes.traced_graphs import TracedGraphs
 from tests.support.interpreted import quick_calls
+from tests.support.native_cases import CASES
 from tests.unit.core.attention.test_conformance import INTERPRETED
 from tests.unit.core.attention.test_grids import WIDTH, grid_batch
 from tests.unit.core.attention.test_triton import interpreted, needs_triton
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
-from tests.unit.core.models.test_native_families import CASES, WindowedRun
+from tests.unit.core.models.test_native_families import WindowedRun
 from tests.unit.core.sampling.test_launches import Launches
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from core.models.loader import load_model
 from core.models.native.reading import NotDense
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes import plain_kernels
+from tests.support.native_cases import CASES
 from tests.unit.core.attention.test_triton import needs_triton
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
 from tests.unit.core.models.test_fused_decoder import checkpoint, fused, load, sequences, worst
-from tests.unit.core.models.test_native_families import CASES
 
 pytestmark = needs_triton
 
@@ -28,7 +28,7 @@ REFUSED = {
     "gpt_oss": "mixtures of experts",
     "youtu": "keys and values of their own",
     "lfm2": "recurrent layers",
-    "gpt2": "no native family is declared",
+    "gpt2": "it embeds positions",
 }
 
 
@@ -72,7 +72,7 @@ def test_a_dense_model_is_served_by_it_and_others_say_why_not(tmp_path: Path, ca
     assert served(checkpoint("gpt_oss", tmp_path / "other")) == "TransformersModel"
     assert "mixtures of experts" in caplog.text
     assert served(make_checkpoint("gpt2", tmp_path / "gpt2")) == "TransformersModel"
-    assert "declared for 'gpt2'" in caplog.text
+    assert "it embeds positions" in caplog.text
 
 
 @pytest.mark.usefixtures("as_on_cuda")

@@ -17,9 +17,9 @@ from core.models.native.mixtures import plain_weights, read_gating, read_router,
 from core.models.native.parts import Matrix
 from core.models.native.reading import NotDense
 from tests.support.fakes.paged_steps import Part
+from tests.support.native_cases import CASES, checkpoint_of
 from tests.support.tiles import same_bits
 from tests.unit.core.models.reference import CPU, PackedRun
-from tests.unit.core.models.test_native_families import CASES, checkpoint_of
 from tests.unit.core.models.test_native_shapes import LONG, OTHER, logits, sequences
 
 MIXTURES = {

@@ -18,8 +18,9 @@ from core.models.loader import load_model
 from core.models.native.family import UpgradingModel
 from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes.paged_steps import Part
+from tests.support.native_cases import CASES, checkpoint_of
 from tests.unit.core.models.reference import CPU, PackedRun
-from tests.unit.core.models.test_native_families import CASES, WindowedRun, checkpoint_of
+from tests.unit.core.models.test_native_families import WindowedRun
 from tests.unit.core.models.test_native_shapes import LONG
 
 pytestmark = pytest.mark.usefixtures("native_code")

@@ -10,7 +10,7 @@ import torch
 from core.models.native.parts import Groups, Matrix
 from core.models.native.recurrences import reordered
 from tests.support.checkpoints import make_checkpoint
-from tests.unit.core.models.test_native_families import CASES
+from tests.support.native_cases import CASES
 from tests.unit.core.models.test_native_shapes import logits
 
 OUTPUTS, INPUTS, SIZE = 6, 32, 8

@@ -13,8 +13,8 @@ from core.config import ModelConfig
 from core.models.loader import load_model
 from core.models.native.family import UpgradingModel
 from tests.support.fakes.paged_steps import Part
+from tests.support.native_cases import checkpoint_of
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
-from tests.unit.core.models.test_native_families import checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("native_code")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from core.config import ModelConfig
 from core.models.encoder_only.backend import EncoderOnlyModel
@@ -90,6 +91,16 @@ def test_what_computes_in_integers_or_by_another_formula_is_no_matrix_of_these()
     tree["floats"].quant_mode, tree["integers"].quant_mode = False, True
     tree["tanh"] = torch.nn.GELU("tanh")
     assert [(name, type(found)) for name, found in matrices_of(tree).items()] == [("floats", UnscaledLinear)]
+
+
+def test_a_conv1d_is_a_linear_layer_the_other_way_round() -> None:
+    tree = torch.nn.ModuleDict({"own": Conv1D(34, 70)})
+    torch.nn.init.normal_(tree["own"].bias)
+    extension, found = load_extension(), matrices_of(tree)
+    assert list(found) == ["own"]
+    x = torch.randn(3, 5, 70)
+    product = found["own"].pack(extension, extension.Crew(2, False))
+    torch.testing.assert_close(product(x), tree["own"](x))
 
 
 def test_a_model_without_such_matrices_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

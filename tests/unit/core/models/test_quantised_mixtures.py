@@ -12,8 +12,8 @@ from core.errors import ModelLoadError
 from core.models.loader import load_model
 from core.models.native.family import UpgradingModel
 from tests.support.fakes.paged_steps import Part
+from tests.support.native_cases import checkpoint_of
 from tests.unit.core.models.reference import CPU, PackedRun
-from tests.unit.core.models.test_native_families import checkpoint_of
 
 PROMPTS = {1: list(range(3, 40)), 2: [5, 9, 5], 3: [7]}
 
