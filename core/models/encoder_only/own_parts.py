@@ -68,10 +68,11 @@ class DistancesOnce(OverLongest):
 
     def __init__(self, owner: Any, name: str, context: EncoderContext) -> None:
         super().__init__(owner, name, context)
-        weights = owner.relative_attention_bias.weight
-        made = self.method(weights.new_empty(1, owner.config.max_position_embeddings, 1))[0].float()
-        # From the last query back to the first token, and from the first one to the last. A buffer: copies share it.
-        owner.register_buffer(DISTANCES, torch.cat([made[:, -1], made[:, 0, 1:]], 1), persistent=False)
+        most, buckets = owner.config.max_position_embeddings, owner.relative_attention_bias
+        distances = torch.arange(1 - most, most, device=buckets.weight.device)
+        made = buckets(owner.relative_position_bucket(distances)).T.float().contiguous()
+        # A buffer, which copies of the model share as they share weights.
+        owner.register_buffer(DISTANCES, made, persistent=False)
 
     def take_away(self) -> None:
         """See `OverLongest`."""

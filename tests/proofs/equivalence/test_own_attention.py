@@ -26,6 +26,7 @@ APART: dict[str, Any] = {"share_att_key": False, "position_buckets": -1, "norm_r
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in DECLARED},
     "small convolutions": ("convbert", {"conv_kernel_size": 3, "head_ratio": 4}),
+    "far from zero": ("ibert", {"layer_norm_eps": 0.1}),
     "one type": ("convbert", {"type_vocab_size": 1}),
     "no trigrams": ("mobilebert", {"trigram_input": False}),
     "rotated values": ("roformer", {"rotary_value": True}),
