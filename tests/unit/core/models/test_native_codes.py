@@ -23,11 +23,21 @@ from core.models.hf.self_check import coded_reference, packed_steps, run_self_ch
 from core.models.loader import load_model
 from core.models.native import family
 from core.models.native.decoder import NativeDecoder
+from core.models.native.extension import load_extension
+from core.native.kept_library import ExtensionUnavailable
 from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 KINDS = ("llama", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "llama4_text", "qwen3_next", "mixtral")
 """Norms of heads, windows, caps, sinks, latents, chunks, states and experts."""
+
+
+@pytest.fixture(scope="module")
+def extension() -> Any:
+    try:
+        return load_extension()
+    except ExtensionUnavailable as reason:
+        pytest.skip(str(reason))
 
 
 def loaded(directory: Path, dtype: str = "float32") -> TransformersModel:
@@ -43,12 +53,12 @@ def run(model: Model, ids: Any) -> tuple[KVPool, list[torch.Tensor]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_modules_that_read_the_same_codes(
-    native_code: Any, checkpoint_of: Callable[[str], Path], kind: str
+    extension: Any, checkpoint_of: Callable[[str], Path], kind: str
 ) -> None:
     model = loaded(checkpoint_of(kind))
     assert model.reference is not None
     expected_pool, expected = run(model, model.reference.ids)
-    decoder = NativeDecoder(native_code, model.module, model.spec, 2)
+    decoder = NativeDecoder(extension, model.module, model.spec, 2)
     pool, found = run(decoder, model.reference.ids)
     scale = max(float(each.abs().max()) for each in expected)
     for want, got in zip(expected, found, strict=True):
@@ -60,7 +70,7 @@ def test_logits_are_those_of_modules_that_read_the_same_codes(
 
 @pytest.mark.parametrize("head", [8, 48, 64, 80, 128, 256, 288])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_heads_of_any_width_are_read(native_code: Any, tmp_path: Path, head: int, dtype: str) -> None:
+def test_heads_of_any_width_are_read(extension: Any, tmp_path: Path, head: int, dtype: str) -> None:
     """Codes are turned sixty-four at a time, then as many as words have room for, then one by one.
 
     Sums of more than 256 have no room in integers.
@@ -68,32 +78,32 @@ def test_heads_of_any_width_are_read(native_code: Any, tmp_path: Path, head: int
     model = loaded(make_checkpoint("llama", tmp_path, head_dim=head), dtype)
     assert model.reference is not None
     coded = coded_reference(model, model.reference, INT8)
-    decoder = NativeDecoder(native_code, model.module, model.spec, 2)
+    decoder = NativeDecoder(extension, model.module, model.spec, 2)
     result = run_self_check(decoder, coded, format=INT8)
     assert result.passed and (dtype == "bfloat16" or result.error < 1e-4), result
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 7])
-def test_any_number_of_queries_reads_the_same_codes(native_code: Any, tmp_path: Path, heads: int) -> None:
+def test_any_number_of_queries_reads_the_same_codes(extension: Any, tmp_path: Path, heads: int) -> None:
     """Rows are multiplied three at a time, and what is left of them."""
     sizes = {"hidden_size": 84, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 32}
     model = loaded(make_checkpoint("llama", tmp_path, **sizes), "bfloat16")
     assert model.reference is not None
     coded = coded_reference(model, model.reference, INT8)
-    assert run_self_check(NativeDecoder(native_code, model.module, model.spec, 2), coded, format=INT8).passed
+    assert run_self_check(NativeDecoder(extension, model.module, model.spec, 2), coded, format=INT8).passed
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
 def test_queries_that_are_no_numbers_give_none(
-    native_code: Any, checkpoint_of: Callable[[str], Path], dtype: str, odd: float
+    extension: Any, checkpoint_of: Callable[[str], Path], dtype: str, odd: float
 ) -> None:
     model = loaded(checkpoint_of("llama"), dtype)
     assert model.reference is not None
     with torch.no_grad():
         layer: Any = model.module.model.layers[-1]
         layer.self_attn.q_proj.weight[:1] = odd
-    _, logits = run(NativeDecoder(native_code, model.module, model.spec, 2), model.reference.ids)
+    _, logits = run(NativeDecoder(extension, model.module, model.spec, 2), model.reference.ids)
     assert not any(row.isfinite().any() for each in logits for row in each)
 
 
@@ -126,11 +136,11 @@ def test_a_reference_over_codes_is_not_that_of_numbers(checkpoint_of: Callable[[
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_head_that_holds_no_number_fails_its_row_and_no_other(
-    native_code: Any, checkpoint_of: Callable[[str], Path], dtype: torch.dtype
+    extension: Any, checkpoint_of: Callable[[str], Path], dtype: torch.dtype
 ) -> None:
     model = loaded(checkpoint_of("llama"), str(dtype).removeprefix("torch."))
     assert model.reference is not None
-    decoder = NativeDecoder(native_code, model.module, model.spec, 2)
+    decoder = NativeDecoder(extension, model.module, model.spec, 2)
     pool = small_pool(model.spec, CPU, INT8)
     steps = packed_steps(decoder, model.reference.ids, pool, TorchNativeAttention())
     next(steps)
@@ -151,14 +161,14 @@ def test_other_codes_are_left_to_modules(checkpoint_of: Callable[[str], Path]) -
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), 3.4e38])
-def test_bytes_of_what_is_no_number(native_code: Any, checkpoint_of: Callable[[str], Path], odd: float) -> None:
+def test_bytes_of_what_is_no_number(extension: Any, checkpoint_of: Callable[[str], Path], odd: float) -> None:
     """Compiled code leaves what the format says of such a head: zeros, and a scale that is none."""
     model = loaded(checkpoint_of("llama"))
     assert model.reference is not None
     with torch.no_grad():
         layer: Any = model.module.model.layers[0]
         layer.self_attn.v_proj.weight[:4] = odd
-    decoder = NativeDecoder(native_code, model.module, model.spec, 2)
+    decoder = NativeDecoder(extension, model.module, model.spec, 2)
     pool, _ = run(decoder, model.reference.ids)
     codes, scales = pool.v(0), pool.v_scales(0)
     assert scales is not None
