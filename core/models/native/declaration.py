@@ -33,7 +33,7 @@ class Family:
     """Names are attributes of the module one level up; what a layer lacks, or has as None, is not computed."""
 
     body: str = ""
-    """Path from the base model to what has the layers, where that is not the base model."""
+    """What of the base model has the layers, where that is not the base model itself."""
     layers: str = "layers"
     final_norm: str = "norm"
     before_attention: str = "input_layernorm"

@@ -156,14 +156,18 @@ def matrices_of(model: nn.Module) -> dict[str, Matrices]:
             found[name] = DenseLinear(module)
         elif type(module) is Conv1D and _is_plain(module.weight, 2):
             found[name] = TransposedLinear(module)
-        elif getattr(module, "quant_mode", None) is False and _is_plain(getattr(module, "weight", None), 2):
-            if type(module).__name__ == "QuantLinear":
-                found[name] = UnscaledLinear(module)
+        elif _is_unscaled(module):
+            found[name] = UnscaledLinear(module)
         elif _are_experts(module):
             found[name] = DenseExperts(module)
         elif (kind := _activation_of(module)) is not None:
             found[name] = ElementwiseActivation(module, kind)
     return found
+
+
+def _is_unscaled(module: Any) -> bool:
+    named = type(module).__name__ == "QuantLinear"
+    return named and getattr(module, "quant_mode", None) is False and _is_plain(module.weight, 2)
 
 
 def _activation_of(module: Any) -> str | None:
