@@ -89,7 +89,7 @@ async def test_texts_ids_and_chats_with_images_say_what_transformers_says(
     assert said.end.prompt_tokens == len(talk.ids) and again.token_ids
     for done, each in ((by_text, seen), (said, talk)):
         want = world.oracle.greedy(each, 8)
-        assert want is None or done.token_ids == want
+        assert done.token_ids[: len(want)] == want
 
 
 async def test_a_kept_stream_with_an_image_is_found_again(world: World, config: Callable[..., ServerConfig]) -> None:
@@ -201,7 +201,7 @@ def test_the_command_shows_a_file(world: World, tmp_path: Path) -> None:
     said = CliRunner().invoke(cli, [*asked, "--chat", "what?"])
     assert said.exit_code == 0, said.output
     want = world.oracle.greedy(world.chat(A, "what?"), 8)
-    ends = want is not None and 2 not in want
-    assert not ends or said.stdout.removesuffix("\n") == world.tokenizer.decode(want, skip_special_tokens=True)
+    whole = len(want) == 8 and 2 not in want
+    assert not whole or said.stdout.removesuffix("\n") == world.tokenizer.decode(want, skip_special_tokens=True)
     bad = CliRunner().invoke(cli, [*asked, "no place for it"])
     assert bad.exit_code == 1 and "images" in bad.output

@@ -59,19 +59,19 @@ class ImageOracle:
         return Seen(tuple(ids), tuple(part for part in parts if isinstance(part, bytes)))
 
     @torch.no_grad()
-    def plain(self, seen: Seen, tokens: int) -> tuple[int, ...] | None:
+    def plain(self, seen: Seen, tokens: int) -> tuple[int, ...]:
         """As `greedy`, of a prompt whose image tokens belong to no image: step by step, through the plain model."""
         ids = list(seen.ids)
         for _ in range(tokens):
             best = self.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].topk(2)
             if float(best.values[0] - best.values[1]) <= MARGIN:
-                return None
+                break
             ids.append(int(best.indices[0]))
         return tuple(ids[len(seen.ids) :])
 
     @torch.no_grad()
-    def greedy(self, seen: Seen, tokens: int) -> tuple[int, ...] | None:
-        """The output; None where some token was chosen by no more than MARGIN."""
+    def greedy(self, seen: Seen, tokens: int) -> tuple[int, ...]:
+        """The output, up to the first token that was chosen by no more than MARGIN."""
         ids = torch.tensor([seen.ids])
         given: dict[str, Any] = dict(self.processed(seen.images)) if seen.images else {}
         given.pop("num_crops", None)
@@ -87,8 +87,8 @@ class ImageOracle:
             **given,
         )
         best = torch.cat(answer.logits).topk(2).values
-        decided = float((best[:, 0] - best[:, 1]).min()) > MARGIN
-        return tuple(answer.sequences[0, len(seen.ids) :].tolist()) if decided else None
+        decided = int((best[:, 0] - best[:, 1] > MARGIN).cumprod(0).sum())
+        return tuple(answer.sequences[0, len(seen.ids) :][:decided].tolist())
 
 
 def prompts(oracle: ImageOracle, seed: int) -> list[Seen]:

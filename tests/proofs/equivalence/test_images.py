@@ -70,12 +70,12 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 async def test_tokens_equal_generate(oracle: ImageOracle, pages: int, chunk: int, seed: int) -> None:
     asked = prompts(oracle, seed)
     wanted = [oracle.greedy(each, OUTPUT) for each in asked]
-    assert sum(each is not None for each in wanted) >= 7, "the oracle is undecided"
+    assert sum(map(len, wanted)) >= len(asked) * OUTPUT / 2, "the oracle is undecided"
     async with started(build_engine(config(oracle.directory, pages, chunk))) as engine:
         for _ in range(2):
             found = await asyncio.gather(*(answer(engine, each) for each in asked))
             for place, (got, want) in enumerate(zip(found, wanted, strict=True)):
-                assert want is None or got[0] == want, place
+                assert got[0][: len(want)] == want, place
         preempted = engine.stats.preemptions
     assert (preempted > 0) is (pages == 34), preempted
 
@@ -93,7 +93,7 @@ async def test_cached_tokens_are_those_of_the_same_image(oracle: ImageOracle, se
     assert found[0][0] == found[3][0] and found[1][0] == found[4][0]
     for (got, _), each in zip(found, (asked, again, longer), strict=False):
         want = oracle.greedy(each, OUTPUT)
-        assert want is None or got == want
+        assert got[: len(want)] == want
     cached = [each[1] for each in found]
     assert cached[0] == 0 and 0 < cached[1] <= start and cached[2] > start + 4, cached
     assert min(cached[3:]) > start + 4, cached
@@ -123,7 +123,7 @@ async def test_a_token_without_an_image_is_a_token(oracle: ImageOracle, seed: in
             answer(engine, stray), answer(engine, Seen((*stray.ids, 9), ())), answer(engine, shown)
         )
     want = oracle.plain(stray, OUTPUT)
-    assert beside[0] == alone[0] and (want is None or found[0] == want)
+    assert beside[0] == alone[0] and found[0][: len(want)] == want
 
 
 def test_what_drafts_cannot_do_is_refused(oracle: ImageOracle) -> None:
@@ -149,7 +149,7 @@ async def test_an_image_longer_than_the_window_and_the_chunk(tmp_path: Path, cac
         for each in asked:
             want = oracle.greedy(each, OUTPUT)
             got, _ = await answer(engine, each)
-            assert want is None or got == want
+            assert got[: len(want)] == want
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -176,4 +176,4 @@ async def test_images_come_back_from_host_memory(oracle: ImageOracle, seed: int)
         assert engine.stats.host_fetched_tokens > 0
     for (got, _), each in zip(found, (*asked, *longer), strict=True):
         want = oracle.greedy(each, OUTPUT)
-        assert want is None or got == want
+        assert got[: len(want)] == want
