@@ -60,18 +60,19 @@ class Linear {
   // Calls sink(row, first output, outputs as float[64], how many of them exist) for each of x[rows][depth] and panel.
   template <typename Sink>
   void apply(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, const Sink& sink) const {
-    const int64_t block = block_of(rows, team.size()), blocks = (rows + block - 1) / block;
     const Rows read = grouped_ ? grouped_->prepare(team, scratch[0], x, rows) : Rows{x, nullptr, nullptr};
-    team.run(panels() * blocks, [&](int64_t chunk, int64_t worker) {
-      const int64_t panel = chunk / blocks, from = chunk % blocks * block, mine = std::min(block, rows - from);
-      float* out = panel_of(scratch[worker], read, from, mine, panel, weights_of((chunk + team.size()) / blocks));
-      const int64_t first = panel * kPanel, count = std::min(kPanel, outputs_ - first);
-      for (int64_t row = 0; row < mine; ++row) sink(from + row, first, out + row * kPanel, count);
+    in_chunks(team, rows, [&](const Chunk& chunk, int64_t worker) {
+      float* out = panel_of(scratch[worker], read, chunk.from, chunk.rows, chunk.panel, chunk.next);
+      const int64_t first = chunk.panel * kPanel, count = std::min(kPanel, outputs_ - first);
+      for (int64_t row = 0; row < chunk.rows; ++row) sink(chunk.from + row, first, out + row * kPanel, count);
     });
   }
 
   // Writes all outputs of x[rows][depth] to out[rows][stride].
   void write(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, T* out, int64_t stride) const {
+    if constexpr (std::is_same_v<T, float>)
+      if (outputs_ % kPanel == 0 && !grouped_ && !bytes_ && !scale_)
+        return write_straight(team, scratch, x, rows, out, stride);
     apply(team, scratch, x, rows, [&](int64_t row, int64_t first, float* found, int64_t count) {
       for (int64_t i = 0; i < count; ++i) narrow(found[i], out[row * stride + first + i]);
     });
@@ -93,6 +94,33 @@ class Linear {
 
  private:
   using Rows = typename Grouped<T>::Rows;
+
+  // Rows that go through a panel, and `weights_of` what the thread reads next.
+  struct Chunk {
+    int64_t panel, from, rows;
+    const void* next;
+  };
+
+  template <typename Work>
+  void in_chunks(Team& team, int64_t rows, const Work& work) const {
+    const int64_t block = block_of(rows, team.size()), blocks = (rows + block - 1) / block;
+    team.run(panels() * blocks, [&](int64_t chunk, int64_t worker) {
+      const int64_t from = chunk % blocks * block;
+      work({chunk / blocks, from, std::min(block, rows - from), weights_of((chunk + team.size()) / blocks)}, worker);
+    });
+  }
+
+  // As `write`, of whole panels of float32: sums are made where they belong, without a way through `scratch`.
+  void write_straight(Team& team, const std::vector<Scratch>& scratch, const float* x, int64_t rows, float* out,
+                      int64_t stride) const {
+    const float* bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
+    in_chunks(team, rows, [&](const Chunk& chunk, int64_t worker) {
+      const Outputs mine = Outputs(out, stride, bias).at(chunk.from, chunk.panel * kPanel);
+      const float* weights = static_cast<const float*>(weights_of(chunk.panel));
+      multiply<true>(x + chunk.from * depth_, depth_, chunk.rows, weights, depth_, mine, false,
+                     scratch[worker].invariant(), chunk.next);
+    });
+  }
 
   // How many rows go through a panel at a time: fewer where there are too few panels to share among threads. What each
   // row gets does not depend on it.
