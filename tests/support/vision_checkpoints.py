@@ -42,13 +42,15 @@ TEXT = {
 KINDS = ("gemma3", "qwen2_vl", "qwen2_5_vl")
 
 
-def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, **changed: Any) -> Path:
-    """Write a checkpoint of one of KINDS to `directory` and return that. `changed`: entries of its configuration."""
+def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, across: int = 4, **changed: Any) -> Path:
+    """Write a checkpoint of one of KINDS to `directory` and return that. `changed`: entries of its configuration.
+
+    `across`: patches that an image of Gemma 3 is wide and high.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer_of_tests().save_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    made = _gemma3 if kind == "gemma3" else _qwen
-    model, images = made(kind, tokenizer)
+    model, images = _gemma3(tokenizer, across) if kind == "gemma3" else _qwen(kind, tokenizer)
     _draw_weights(model, seed)
     model.save_pretrained(directory)
     images.save_pretrained(directory)
@@ -58,7 +60,7 @@ def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, **changed:
     return directory
 
 
-def _gemma3(kind: str, tokenizer: Any) -> tuple[Any, Any]:
+def _gemma3(tokenizer: Any, across: int) -> tuple[Any, Any]:
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     tokenizer.add_special_tokens({"extra_special_tokens": list(names.values())})
     ids = {name: tokenizer.convert_tokens_to_ids(text) for name, text in names.items()}
@@ -77,7 +79,7 @@ def _gemma3(kind: str, tokenizer: Any) -> tuple[Any, Any]:
             "intermediate_size": 48,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
-            "image_size": 56,
+            "image_size": 14 * across,
             "patch_size": 14,
         },
         mm_tokens_per_image=4,
@@ -88,7 +90,7 @@ def _gemma3(kind: str, tokenizer: Any) -> tuple[Any, Any]:
         eos_token_id=2,
         pad_token_id=0,
     )
-    images = Gemma3ImageProcessorPil(size={"height": 56, "width": 56}, image_seq_length=4)
+    images = Gemma3ImageProcessorPil(size={"height": 14 * across, "width": 14 * across}, image_seq_length=4)
     with torch.random.fork_rng():
         model = Gemma3ForConditionalGeneration._from_config(config, dtype=torch.float32)
     return model, images

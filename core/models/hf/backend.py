@@ -49,7 +49,7 @@ from core.models.lora.slots import LORA
 from core.models.quantized.at_load import quantize_at_load
 from core.models.quantized.registry import QuantizedWeights, quant_method
 from core.models.vision.families import VISION_FAMILIES
-from core.models.vision.tower import vision_spec, vision_tower
+from core.models.vision.tower import VisionTower, vision_spec, vision_tower
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,11 @@ class TransformersModel:
     def module(self) -> PreTrainedModel:
         """The module tree; adapters hook its linear layers."""
         return self._module
+
+    @property
+    def tower(self) -> VisionTower | None:
+        """What sees images in it; None if nothing does."""
+        return self._vision
 
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS

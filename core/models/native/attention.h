@@ -45,6 +45,7 @@ struct Block {
   int64_t q_stride, out_stride;
   const int64_t* places;     // by token: its row of q and out
   int64_t tokens, position;  // how many, and the position of the first
+  int64_t sees = 0;          // as of a piece
 };
 
 // Softmax as it goes along (Milakov and Gimelshein 2018; FlashAttention, Dao 2022), for KV heads `first` to `last`. Heads
@@ -159,7 +160,8 @@ class BlockAttention {
   // The rows of one token, which see the same keys.
   void weigh(int64_t head, int64_t token, int64_t from, int64_t count) {
     const int64_t position = block_.position + token, group = shape_.group();
-    const int64_t seen = weighing_.both_ways ? count : std::clamp<int64_t>(position + 1 - from, 0, count);
+    const int64_t end = std::max(position + 1, block_.sees);
+    const int64_t seen = weighing_.both_ways ? count : std::clamp<int64_t>(end - from, 0, count);
     const int64_t hidden = weighing_.hides() ? std::clamp<int64_t>(weighing_.first(position) - from, 0, count) : 0;
     for (int64_t row = token * group; row < (token + 1) * group; ++row) {
       if (weighing_.distances != nullptr) {
@@ -257,6 +259,7 @@ void attend_by(const Shape& shape, const Weighing& weighing, const Group& group,
     own.places += done;
     own.tokens = piece.tokens;
     own.position = piece.position;
+    own.sees = piece.sees;
     const Pages<S> pages{stored, piece.table};
     BlockAttention<T, S, Panels> alone(shape, weighing, own, pages, first, last, scratch, 0);
     if (together) {
@@ -264,7 +267,7 @@ void attend_by(const Shape& shape, const Weighing& weighing, const Group& group,
     } else {
       alone.begin();
     }
-    alone.read(std::max(group.shared, weighing.first(piece.position)), piece.position + piece.tokens);
+    alone.read(std::max(group.shared, weighing.first(piece.position)), piece.end());
     alone.finish();
     done += piece.tokens;
   }

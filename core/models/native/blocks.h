@@ -145,7 +145,7 @@ class Attention final : public Mixer<T> {
     const int64_t* positions = step.positions.const_data_ptr<int64_t>();
     shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
       for (int64_t t = from; t < to; ++t)
-        turn_and_store(qkv + t * width, positions[t], stored, plan.slots[t]);
+        turn_and_store(qkv + t * width, positions[t], angles_of(step, t), stored, plan.slots[t]);
     });
     if (stride > shape_.q_width())
       for (int64_t t = 0; t < tokens; ++t)
@@ -164,23 +164,30 @@ class Attention final : public Mixer<T> {
   // Whether a gate for each of its outputs stands behind queries, keys and values.
   bool gated() const { return qkv_.outputs() == shape_.qkv_width() + shape_.q_width(); }
 
+  // What token `t` of a step is turned by, if anything.
+  Rotary::Angles angles_of(const Step& step, int64_t t) const {
+    if (!rotary_) return {};
+    if (step.images && std::get<1>(*step.images)) return rotary_->of(*std::get<1>(*step.images), t);
+    return rotary_->at(step.positions.const_data_ptr<int64_t>()[t]);
+  }
+
   // Norms and turns queries and keys of one token's qkv [(H + 2 K) D], and stores its key and value where they belong.
   template <typename S>
-  void turn_and_store(T* qkv, int64_t position, const Stored<S>& stored, int64_t slot) const {
+  void turn_and_store(T* qkv, int64_t position, const Rotary::Angles& by, const Stored<S>& stored, int64_t slot) const {
     T* k = qkv + shape_.q_width();
-    if (turns_first_) turn(qkv, position);
+    if (turns_first_) turn(qkv, by);
     if (q_norm_) q_norm_->apply(qkv, qkv, shape_.q_width());
     if (k_norm_) k_norm_->apply(k, k, shape_.kv_width());
-    if (!turns_first_) turn(qkv, position);
+    if (!turns_first_) turn(qkv, by);
     if (temperature_) multiply(qkv, shape_.q_width(), temperature_->const_data_ptr<float>()[position]);
     const int64_t width = shape_.kv_width(), scales = slot * shape_.kv_heads;
     store_heads(k, shape_.kv_heads, shape_.dim, stored.keys + slot * width, stored.key_scale(scales));
     store_heads(k + width, shape_.kv_heads, shape_.dim, stored.values + slot * width, stored.value_scale(scales));
   }
 
-  void turn(T* qk, int64_t position) const {
+  void turn(T* qk, const Rotary::Angles& by) const {
     if (rotary_)
-      for (int64_t h = 0; h < shape_.heads + shape_.kv_heads; ++h) rotary_->turn(qk + h * shape_.dim, position);
+      for (int64_t h = 0; h < shape_.heads + shape_.kv_heads; ++h) rotary_->turn(qk + h * shape_.dim, by);
   }
 
   static void multiply(T* x, int64_t count, float factor) {

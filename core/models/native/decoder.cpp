@@ -83,7 +83,8 @@ class DecoderOf final : public Decoder {
     int64_t tokens = step.ids.size(0);
     planner_.begin(step, shape_.group(), window_);
     Tensor states = at::empty({tokens, static_cast<int64_t>(step.layers.size()) * hidden_}, embedding_.options());
-    T* x = embed(step.ids, step.positions);
+    T* x = step.images && std::get<0>(*step.images) ? given(*std::get<0>(*step.images), tokens)
+                                                    : embed(step.ids, step.positions);
     T* both = fusion_ ? beside(x, step, tokens) : nullptr;
     T* normed = buffer(1, tokens, stride_);
     bool last_wanted = false;
@@ -202,6 +203,20 @@ class DecoderOf final : public Decoder {
         for (T* each = x + t * stride_; each < x + t * stride_ + hidden_; ++each)
           narrow(widen(*each) * embedding_multiplier_, *each);
       if (places != nullptr) add_place(places + position[t] * hidden_, position[t], x + t * stride_);
+      std::fill(x + t * stride_ + hidden_, x + (t + 1) * stride_, T(0.0f));
+    }
+    return x;
+  }
+
+  // Embeddings as they come.
+  T* given(const Tensor& embeddings, int64_t tokens) {
+    TORCH_CHECK(embeddings.dim() == 2 && embeddings.size(0) == tokens && embeddings.size(1) == hidden_ &&
+                    embeddings.is_contiguous() && embeddings.scalar_type() == embedding_.scalar_type(),
+                "an embedding for each token");
+    const T* from = embeddings.const_data_ptr<T>();
+    T* x = buffer(0, tokens, stride_);
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::copy_n(from + t * hidden_, hidden_, x + t * stride_);
       std::fill(x + t * stride_ + hidden_, x + (t + 1) * stride_, T(0.0f));
     }
     return x;
@@ -374,7 +389,7 @@ std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t d
 
 // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];
 // keys and values by layer that attends [slots, K, D], of the window pool for those that are in it: page_map int32[pages] then says
-// which of its pages stands for which, of page_size tokens each; features [T, C or F] of a draft head; states where a layer is recurrent; scales [slots, K] where keys and values are codes. Returns float32 logits [S, V], hidden
+// which of its pages stands for which, of page_size tokens each; features [T, C or F] of a draft head; states where a layer is recurrent; scales [slots, K] where keys and values are codes; what the step has of images, if anything. Returns float32 logits [S, V], hidden
 // [T, C] after the final norm if asked, and [T, n C] if there are n `layers`: what each of them reads, the number of all
 // layers being what the last one leaves.
 std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& positions, const Tensor& slots,
@@ -383,9 +398,10 @@ std::vector<Tensor> forward(Decoder& self, const Tensor& ids, const Tensor& posi
                             const std::vector<Tensor>& values, bool wants_hidden,
                             const std::vector<int64_t>& layers, const MaybeTensor& features, const MaybeTensor& page_map,
                             int64_t page_size, const std::optional<StepStates>& states,
-                            const std::vector<Tensor>& key_scales, const std::vector<Tensor>& value_scales) {
+                            const std::vector<Tensor>& key_scales, const std::vector<Tensor>& value_scales,
+                            const std::optional<StepImages>& images) {
   return self.forward({ids, positions, slots, rows, prefixes, extends, wanted, table, keys, values, wants_hidden, layers,
-                       features, page_map, page_size, states, key_scales, value_scales});
+                       features, page_map, page_size, states, key_scales, value_scales, images});
 }
 
 }  // namespace

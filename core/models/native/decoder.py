@@ -17,6 +17,7 @@ from core.memory.recurrent.state_slots import NAME as STATES
 from core.memory.window.window_pages import NAME as WINDOW
 from core.memory.window.window_pool import SlidingWindowPool
 from core.models.base import NO_COMPANIONS, ModelSpec
+from core.models.native.images import ImageSteps
 from core.models.native.states import StateTable
 from core.models.native.weights import decoder_layers, decoder_weights
 
@@ -33,9 +34,15 @@ class NativeDecoder:
     """
 
     def __init__(
-        self, extension: Any, model: PreTrainedModel, spec: ModelSpec, threads: int, invariant: bool = False
+        self,
+        extension: Any,
+        model: PreTrainedModel,
+        spec: ModelSpec,
+        threads: int,
+        invariant: bool = False,
+        images: ImageSteps | None = None,
     ) -> None:
-        self._spec, self.invariant = spec, invariant
+        self._spec, self.invariant, self._images = spec, invariant, images
         weights = decoder_weights(model, spec)
         shape = weights.shape
         self._decoder = extension.Decoder(
@@ -83,9 +90,10 @@ class NativeDecoder:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Sets the hidden states that the batch wants."""
         if batch.kv_pool.recorder is not None:
             batch.kv_pool.recorder.wrote("kv", batch.out_cache_loc)
+        positions, images = (batch.positions, None) if self._images is None else self._images.of(batch)
         logits, *states = self._decoder.forward(
             batch.input_ids,
-            batch.positions,
+            positions,
             batch.out_cache_loc,
             batch.rows,
             torch.from_numpy(batch.prefix_lens_host),
@@ -102,6 +110,7 @@ class NativeDecoder:
             None if self._states is None else self._states.of(batch),
             self._key_scales,
             self._value_scales,
+            images,
         )
         batch.layer_states = states.pop() if batch.wants_layers else None
         batch.hidden = states.pop() if batch.wants_hidden else None

@@ -29,9 +29,11 @@ from core.models.hf.self_check import Reference, coded_reference, run_self_check
 from core.models.mapped import own
 from core.models.native.decoder import STORED, NativeDecoder
 from core.models.native.extension import is_built, load_extension
+from core.models.native.images import ImageSteps
 from core.models.native.reading import NotDense
 from core.models.native.weights import check_dense
 from core.models.products.family import with_products
+from core.models.vision.tower import towers_of
 from core.native.kept_library import ExtensionUnavailable
 from core.native.library import beside
 
@@ -63,8 +65,9 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
         own(model.module, checkpoint.path)
         with_products(model, config, progress)
         return model
-    # Of the large matrices the one that is read as it is; others are packed.
-    own(model.module.get_input_embeddings(), checkpoint.path)
+    # Of the large matrices those that are read as they are; others are packed.
+    for part in (model.module.get_input_embeddings(), *towers_of(model.module)):
+        own(part, checkpoint.path)
     upgraded = UpgradingModel(model, config.deterministic, KV_FORMATS[config.kv_cache_dtype])
     if config.native == "wait" or is_built():
         progress("native", 0.0)
@@ -93,6 +96,8 @@ class UpgradingModel:
         if format.codes is not None and model.reference is not None:
             self._coded = format, coded_reference(model, model.reference, format)
         self._module: PreTrainedModel | None = model.module
+        self._tower = model.tower
+        self._images: ImageSteps | None = None
         self._next: NativeDecoder | None = None
         self.native = False
         """Whether the next step is computed by native code."""
@@ -106,7 +111,7 @@ class UpgradingModel:
     @property
     def invariant(self) -> bool:
         """Whether the next step, and all behind it, give a token the same logits whatever else is in them."""
-        return self.native and self._invariant
+        return self.native and self._invariant and self._spec.vision is None
 
     def bind(
         self, kv_pool: KVPool, attention: AttentionBackend, companions: Mapping[str, DeviceCompanion] = NO_COMPANIONS
@@ -122,6 +127,8 @@ class UpgradingModel:
             self._next.bind(*self._bound)
             # Nothing refers to the module tree after this: its matrices are gone, packed ones stand in their place.
             self._current, self._next = self._next, None
+            if self._images is not None:
+                self._images.keep_tower()
         return self._current.forward(batch)
 
     def upgrade(self) -> None:
@@ -129,8 +136,10 @@ class UpgradingModel:
         began = time.monotonic()
         assert self._module is not None and self._reference is not None, "upgraded once"
         try:
+            if self._tower is not None:
+                self._images = ImageSteps(self._module, self._tower)
             decoder = NativeDecoder(
-                load_extension(), self._module, self._spec, torch.get_num_threads(), self._invariant
+                load_extension(), self._module, self._spec, torch.get_num_threads(), self._invariant, self._images
             )
             result = run_self_check(decoder, self._reference)
             if result.passed and self._coded is not None:
@@ -146,4 +155,4 @@ class UpgradingModel:
                 self._next, self.native = decoder, True
             else:
                 logger.warning("no native code, transformers goes on: its logits differ by %.2g", result.error)
-        self._module = self._reference = self._coded = None
+        self._module = self._reference = self._coded = self._tower = None

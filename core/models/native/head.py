@@ -60,6 +60,7 @@ class NativeHead:
                 None,
                 [],
                 [],
+                None,
             ),
         )
         return logits, features

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -70,6 +71,10 @@ using MixerParts =
 // What a step does to recurrent states: the slots that its requests go on from; numbers of tokens of the step, ascending,
 // behind which a state is left, and in which slots; by layer with states [slots, channels, taps] and float32 [slots, ...].
 using StepStates = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<MaybeTensor>>;
+
+// What a step has of images: embeddings [T, C] in the place of those of ids; cos and sin [T, R / 2] in the place of those of
+// positions; from which token of the step to which, ascending, tokens see each other in both directions.
+using StepImages = std::tuple<MaybeTensor, std::optional<std::pair<Tensor, Tensor>>, std::vector<std::pair<int64_t, int64_t>>>;
 
 // Into and out of the inner width, whether gate and up come together, and the activation.
 using MlpParts = std::tuple<Matrix, Matrix, bool, std::string>;

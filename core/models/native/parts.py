@@ -246,6 +246,17 @@ class Outside(NamedTuple):
     places: torch.Tensor | None = None
 
 
+class StepImages(NamedTuple):
+    """What a step has of images: `embeddings` [T, C] stand for those of ids, and `angles`, cosines and sines
+    float32[T, R / 2], for those of positions. Tokens from one place to another of `both_ways`, ascending, see each
+    other in both directions.
+    """
+
+    embeddings: torch.Tensor | None
+    angles: tuple[torch.Tensor, torch.Tensor] | None
+    both_ways: list[tuple[int, int]]
+
+
 class StepStates(NamedTuple):
     """What a step does to recurrent states: requests go on from `sources` [B], and behind the first `ends[i]` tokens of
     the step, ascending, a state is left in slot `slots[i]`. Every request leaves one behind its last token.

@@ -27,6 +27,7 @@ struct Step {
   int64_t page_size;
   const std::optional<StepStates>& states;
   const std::vector<Tensor>&key_scales, &value_scales;
+  const std::optional<StepImages>& images;
 
   const Tensor& convs(size_t place) const { return std::get<3>(*states)[place]; }
   // Whether codes are stored instead of numbers.
@@ -79,13 +80,27 @@ class Planner {
     pieces_.clear();
     int64_t token = 0;
     for (int64_t place = 0; place < step.rows.size(0); ++place) {
-      for (int64_t done = 0; done < extends[place]; done += kBlockTokens)
-        pieces_.push_back({token + done, std::min(kBlockTokens, extends[place] - done), prefixes[place] + done,
-                           table + rows[place] * step.table.size(1)});
-      token += extends[place];
+      const int64_t end = token + extends[place], before = prefixes[place] - token;
+      while (token < end) {
+        const auto [next, sees] = cut_of(step.images, token, std::min(token + kBlockTokens, end));
+        pieces_.push_back({token, next - token, before + token, table + rows[place] * step.table.size(1),
+                           sees > 0 ? before + sees : 0});
+        token = next;
+      }
     }
     TORCH_CHECK(token == step.ids.size(0), "the requests of a step have ", token, " tokens, and ", step.ids.size(0),
                 " ids came");
+  }
+
+  // Where a piece ends that begins at `token`, `most` at most, and the token that it sees up to, if that is of an image: 0 for
+  // what sees what is before it. No piece is of an image in part.
+  static std::pair<int64_t, int64_t> cut_of(const std::optional<StepImages>& images, int64_t token, int64_t most) {
+    if (!images) return {most, 0};
+    for (const auto& [begin, end] : std::get<2>(*images)) {
+      if (token < begin) return {std::min(most, begin), 0};
+      if (token < end) return {std::min(most, end), end};
+    }
+    return {most, 0};
   }
 
   void plan_windows(const Step& step, int64_t window) {
@@ -102,7 +117,7 @@ class Planner {
     int32_t* table = room_.take<int32_t>(0, static_cast<int64_t>(pieces_.size()) * width);
     for (Piece& piece : window_pieces_) {
       const int32_t* from = piece.table;
-      for (int64_t at = std::max<int64_t>(0, piece.position + 1 - window); at < piece.position + piece.tokens; ++at)
+      for (int64_t at = std::max<int64_t>(0, piece.position + 1 - window); at < piece.end(); ++at)
         table[at] = static_cast<int32_t>(slot_of(from[at]));
       piece.table = table;
       table += width;

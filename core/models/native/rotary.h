@@ -15,15 +15,35 @@ class Rotary {
     TORCH_CHECK(sin_.scalar_type() == at::kFloat && sin_.is_contiguous() && sin_.sizes() == cos_.sizes());
   }
 
+  // The angles of one token, R / 2 of them.
+  struct Angles {
+    const float *cos, *sin;
+  };
+
+  Angles at(int64_t position) const {
+    return {cos_.const_data_ptr<float>() + position * half_, sin_.const_data_ptr<float>() + position * half_};
+  }
+  // Of a token for which a step brings others, [T, R / 2].
+  Angles of(const std::pair<Tensor, Tensor>& given, int64_t token) const {
+    const auto& [cos, sin] = given;
+    TORCH_CHECK(cos.size(1) == half_ && cos.is_contiguous() && sin.sizes() == cos.sizes() && sin.is_contiguous() &&
+                    cos.scalar_type() == at::kFloat && sin.scalar_type() == at::kFloat,
+                "a step brings angles ", cos.sizes(), ", and pairs are ", half_);
+    return {cos.const_data_ptr<float>() + token * half_, sin.const_data_ptr<float>() + token * half_};
+  }
+
+  template <typename T>
+  void turn(T* head, const Angles& by) const {
+    if (neighbours_) {
+      turn_neighbours(head, by.cos, by.sin);
+    } else {
+      turn_halves(head, by.cos, by.sin);
+    }
+  }
+
   template <typename T>
   void turn(T* head, int64_t position) const {
-    const float* cos = cos_.const_data_ptr<float>() + position * half_;
-    const float* sin = sin_.const_data_ptr<float>() + position * half_;
-    if (neighbours_) {
-      turn_neighbours(head, cos, sin);
-    } else {
-      turn_halves(head, cos, sin);
-    }
+    turn(head, at(position));
   }
 
  private:

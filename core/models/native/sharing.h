@@ -15,6 +15,10 @@ namespace slipstream {
 struct Piece {
   int64_t token, tokens, position;
   const int32_t* table;  // slots of the request's tokens
+  int64_t sees = 0;      // up to which position, if that is behind the tokens themselves
+
+  // Behind the last key that any of them sees.
+  int64_t end() const { return std::max(position + tokens, sees); }
 };
 
 // Pieces that read the first `shared` keys together; `tokens` are all of theirs, one piece behind the other.

@@ -15,6 +15,7 @@ from core.memory.kv_pool import KVLayerSpec
 from core.models.base import ModelSpec
 from core.models.native.declaration import Family
 from core.models.native.families import FAMILIES
+from core.models.native.images import TEXT_FAMILIES, text_body
 from core.models.native.latents import is_latent, latent_values, read_latents
 from core.models.native.matrices import (
     DecoderShape,
@@ -49,6 +50,7 @@ class DecoderWeights:
 def family_of(model: PreTrainedModel) -> Family:
     """The declaration for the type of `model`. Raises NotDense."""
     kind = str(getattr(model.config, "model_type", ""))
+    kind = TEXT_FAMILIES.get(kind, kind)
     if kind not in FAMILIES:
         raise NotDense(f"no native family is declared for {kind!r}")
     return FAMILIES[kind]
@@ -63,7 +65,7 @@ def check_dense(model: PreTrainedModel, spec: ModelSpec) -> None:
 
 def check_declared(model: PreTrainedModel, spec: ModelSpec) -> None:
     """Raises NotDense for a model that is not what its family declares, wherever it is computed."""
-    config: Any = model.config
+    config: Any = model.config.get_text_config()
     family = family_of(model)
     if (lacking := family.lacks(config)) is not None:
         raise NotDense(f"it has {lacking}")
@@ -73,7 +75,7 @@ def check_declared(model: PreTrainedModel, spec: ModelSpec) -> None:
             raise NotDense(f"its rotary embedding is {rope}")
     _shape(model, family, spec)
     routers = {part for layer in _layers(model, family) for part in _router_parts(layer, family)}
-    for module in model.modules():
+    for module in (*text_body(model).modules(), model.get_output_embeddings()):
         linear = as_linear(module)
         if hasattr(linear, "in_features") and module not in routers and not is_dense(linear, model.dtype):
             raise NotDense("its weights are quantised, other than to int8 per output or to int4, or adapted")
@@ -82,9 +84,11 @@ def check_declared(model: PreTrainedModel, spec: ModelSpec) -> None:
 
 def check_alone(model: PreTrainedModel) -> None:
     """Raises NotDense unless every layer is attention over keys and values of all heads, and one dense MLP, and nothing
-    else tells positions than that attention.
+    else tells positions than that attention, and nothing is seen.
     """
     family = family_of(model)
+    if getattr(model.config, "vision_config", None) is not None:
+        raise NotDense("it sees images")
     if family.places:
         raise NotDense("it embeds positions")
     for layer in _layers(model, family):
@@ -97,7 +101,7 @@ def check_alone(model: PreTrainedModel) -> None:
 
 def _check_layers(model: PreTrainedModel, family: Family, spec: ModelSpec) -> None:
     states = {state.layer_id: state for state in spec.state_layers}
-    recurrent = []
+    fuse, recurrent = partial(fused_product, NATIVE, family, model.config.get_text_config()), []
     for number, layer in enumerate(_layers(model, family)):
         parts = (_attention_of(layer, family), _recurrence_of(layer, family), _mlp_of(layer, family))
         for name in (family.attention, family.recurrence, family.mlp):
@@ -110,7 +114,7 @@ def _check_layers(model: PreTrainedModel, family: Family, spec: ModelSpec) -> No
         elif mlp is not None:
             _activation(mlp, family)
         if recurrence is not None and number in states:
-            read_recurrence(recurrence, states[number], partial(fused_product, NATIVE, family, model.config))
+            read_recurrence(recurrence, states[number], fuse)
             recurrent.append(number)
     if recurrent != list(states):
         raise NotDense("its layers have states besides those of their recurrent mixers")
@@ -130,7 +134,7 @@ def _original_length(config: Any) -> int:
 
 def decoder_weights(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NATIVE) -> DecoderWeights:
     """What surrounds the layers, as `reader` takes it."""
-    config, family = model.config, family_of(model)
+    config, family = model.config.get_text_config(), family_of(model)
     embedding: Any = model.get_input_embeddings()
     scale = getattr(embedding, "embed_scale", 1.0)
     if isinstance(scale, torch.Tensor):
@@ -161,7 +165,7 @@ def _places(model: PreTrainedModel, family: Family, spec: ModelSpec) -> torch.Te
 
 def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NATIVE) -> Iterator[Layer]:
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
-    config, family = model.config, family_of(model)
+    config, family = model.config.get_text_config(), family_of(model)
     shape = _shape(model, family, spec)
     rotary_module = getattr(_body(model, family), family.rotary, None)
     tables = RotaryTables(rotary_module, spec.context_length, family.neighbours, reader.tables)
@@ -243,8 +247,7 @@ def _shape(model: PreTrainedModel, family: Family, spec: ModelSpec) -> DecoderSh
 
 
 def _body(model: PreTrainedModel, family: Family) -> Any:
-    # The prefix of Llama 4's text model names a module that it has not.
-    base = model.model if model.base_model is model else model.base_model
+    base = text_body(model)
     return getattr(base, family.body) if family.body else base
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from core.batch.forward_batch import ForwardBatch
 from core.batch.vision_batch import StepImage
-from core.models.vision.families import VISION_FAMILIES, VisionFamily
+from core.models.vision.families import TOWERS, VISION_FAMILIES, VisionFamily
 from core.types.vision_spec import VisionSpec
 
 ATTENTION: Final = "sdpa"
@@ -71,6 +72,11 @@ def vision_tower(model: PreTrainedModel) -> VisionTower | None:
     config: Any = model.config
     config.vision_config._attn_implementation = ATTENTION
     return VisionTower(model, VISION_FAMILIES[config.model_type], spec)
+
+
+def towers_of(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+    """The parts of `model` that see."""
+    return tuple(part for name, part in model.base_model.named_children() if name in TOWERS)
 
 
 def vision_spec(config: Any) -> VisionSpec | None:

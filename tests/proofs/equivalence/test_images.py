@@ -35,10 +35,10 @@ OUTPUT = 12
 PAGE = 4
 
 
-def config(directory: Path, pages: int, chunk: int, **more: Any) -> EngineConfig:
+def config(directory: Path, pages: int, chunk: int, native: str = "wait", **more: Any) -> EngineConfig:
     memory = MemoryConfig(page_size=PAGE, max_running_requests=6, max_total_tokens=pages * PAGE, **more)
     return EngineConfig(
-        model=ModelConfig(str(directory), dtype="float32"),
+        model=ModelConfig(str(directory), dtype="float32", native=native),
         memory=memory,
         scheduler=SchedulerConfig(chunked_prefill_size=chunk),
         executor=ExecutorConfig(device="cpu", assert_mode="trap", cpu_threads=1),
@@ -66,12 +66,13 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return found
 
 
+@pytest.mark.parametrize("native", ["wait", "off"], ids=["compiled", "torch"])
 @pytest.mark.parametrize(("pages", "chunk"), [(400, 512), (400, 16), (34, 16)], ids=["whole", "chunks", "retracted"])
-async def test_tokens_equal_generate(oracle: ImageOracle, pages: int, chunk: int, seed: int) -> None:
+async def test_tokens_equal_generate(oracle: ImageOracle, pages: int, chunk: int, native: str, seed: int) -> None:
     asked = prompts(oracle, seed)
     wanted = [oracle.greedy(each, OUTPUT) for each in asked]
     assert sum(map(len, wanted)) >= len(asked) * OUTPUT / 2, "the oracle is undecided"
-    async with started(build_engine(config(oracle.directory, pages, chunk))) as engine:
+    async with started(build_engine(config(oracle.directory, pages, chunk, native))) as engine:
         for _ in range(2):
             found = await asyncio.gather(*(answer(engine, each) for each in asked))
             for place, (got, want) in enumerate(zip(found, wanted, strict=True)):
@@ -136,13 +137,16 @@ def test_what_drafts_cannot_do_is_refused(oracle: ImageOracle) -> None:
         build_engine(asked)
 
 
+@pytest.mark.parametrize("native", ["wait", "off"], ids=["compiled", "torch"])
 @pytest.mark.parametrize("cache", ["radix", "none"])
-async def test_an_image_longer_than_the_window_and_the_chunk(tmp_path: Path, cache: str, seed: int) -> None:
+async def test_an_image_longer_than_the_window_and_the_chunk(
+    tmp_path: Path, cache: str, native: str, seed: int
+) -> None:
     """Its end does not see its beginning, and the pool of the windows has room for a chunk as long as it."""
     rng = random.Random(seed)
     directory = make_vision_checkpoint("gemma3", tmp_path / "long", mm_tokens_per_image=16)
     oracle = ImageOracle(directory)
-    made = config(directory, 400, 4, prefix_cache=cache)
+    made = config(directory, 400, 4, native, prefix_cache=cache)
     made = dataclasses.replace(made, memory=dataclasses.replace(made.memory, page_size=1, max_running_requests=1))
     asked = [oracle.prompt(rng, 9, picture(5), 6, picture(6), 2), oracle.prompt(rng, 3, picture(7), 20)]
     async with started(build_engine(made)) as engine:
@@ -150,6 +154,21 @@ async def test_an_image_longer_than_the_window_and_the_chunk(tmp_path: Path, cac
             want = oracle.greedy(each, OUTPUT)
             got, _ = await answer(engine, each)
             assert got[: len(want)] == want
+
+
+@pytest.mark.parametrize("native", ["wait", "off"], ids=["compiled", "torch"])
+async def test_an_image_of_several_blocks_of_queries(tmp_path: Path, native: str, seed: int) -> None:
+    """Compiled attention takes 64 of them at a time, and each sees the image to its end."""
+    rng = random.Random(seed)
+    directory = make_vision_checkpoint("gemma3", tmp_path / "wide", across=12, mm_tokens_per_image=144)
+    oracle = ImageOracle(directory)
+    asked = [oracle.prompt(rng, 9, picture(5), 6, picture(6), 2), oracle.prompt(rng, 70, picture(7), 20)]
+    wanted = [oracle.greedy(each, OUTPUT) for each in asked]
+    async with started(build_engine(config(directory, 400, 512, native))) as engine:
+        found = await asyncio.gather(*(answer(engine, each) for each in asked))
+    assert sum(map(len, wanted)) >= OUTPUT, "the oracle is undecided"
+    for (got, _), want in zip(found, wanted, strict=True):
+        assert got[: len(want)] == want
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
