@@ -94,4 +94,6 @@ def _computed(spec: ModelSpec) -> str:
     """What computes a model without the promise, as a part of a sentence."""
     if spec.whole_prompts:
         return "an encoder"
+    if spec.vision is not None:
+        return "a model that sees images"
     return "an encoder-decoder" if spec.encoder is not None else "computed by the modules of transformers"

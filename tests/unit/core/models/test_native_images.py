@@ -14,6 +14,7 @@ from core.models.native.family import UpgradingModel
 from core.models.native.images import ImageSteps, text_body
 from core.models.native.reading import NotDense
 from core.models.native.weights import check_alone
+from core.models.vision.tower import towers_of
 from tests.support.vision_checkpoints import KINDS, make_vision_checkpoint
 from tests.unit.core.models.reference import CPU
 
@@ -37,6 +38,14 @@ def test_they_are_upgraded_and_let_go_of_what_was_packed(checkpoint: Path, dtype
     reference = load_model(ModelConfig(str(checkpoint), dtype=dtype, native="off"), CPU).reference  # type: ignore[attr-defined]
     assert run_self_check(model, reference).passed
     assert not len(text_body(tree).layers) and tree.get_input_embeddings().weight.numel()
+
+
+def test_towers_are_what_sees(checkpoint: Path) -> None:
+    tree = load_model(ModelConfig(str(checkpoint), native="off"), CPU).module  # type: ignore[attr-defined]
+    seeing = {id(each) for tower in towers_of(tree) for each in tower.parameters()}
+    reading = {id(each) for each in text_body(tree).parameters()}
+    assert seeing and not seeing & reading
+    assert seeing | reading | {id(tree.get_output_embeddings().weight)} == {id(each) for each in tree.parameters()}
 
 
 def test_no_more_is_promised_of_their_bits(checkpoint: Path) -> None:
