@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from core.batch.forward_batch import ForwardBatch
 from core.models.native.parts import StepImages
 from core.models.native.reading import NotDense, half_of
-from core.models.vision.tower import VisionTower
+from core.models.vision.tower import VisionTower, vision_spec
 
 TEXT_FAMILIES: Final = {"gemma3": "gemma3_text", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2"}
 """Of model types that see, the declared family that what reads tokens is of."""
@@ -35,8 +35,9 @@ class ImageSteps:
     def __init__(self, model: PreTrainedModel, tower: VisionTower) -> None:
         self._model, self._tower = model, tower
         self._rotary = text_body(model).rotary_emb
-        self._places = model.config.model_type in ("qwen2_vl", "qwen2_5_vl")
-        if self._places and self._angles(torch.zeros(3, 1, dtype=torch.int64))[0].dim() != 2:
+        spec = vision_spec(model.config)
+        assert spec is not None, "it has a tower"
+        if spec.places and self._angles(torch.zeros(3, 1, dtype=torch.int64))[0].dim() != 2:
             raise NotDense("its rotary embedding leaves angles of three axes to its layers")
 
     def keep_tower(self) -> None:
@@ -51,8 +52,7 @@ class ImageSteps:
         vision = batch.vision
         if vision is None:
             return batch.positions, None
-        places = self._tower.positions(batch)
-        angles = None
+        places, angles = self._tower.positions(batch), None
         if vision.places is not None:
             angles = self._angles(places)
         both = [(each.place, each.end) for each in self._tower.both_ways(batch)]

@@ -37,15 +37,15 @@ constexpr int kBlockRows = 2;
 // Inputs of one pass over a panel, so that it stays in a cache while all rows go by: in the second, where it is read once for
 // a block of rows, else in the first. Up to `kOnePassRows` rows go over it all at once.
 #if defined(__AVX512F__)
-constexpr int64_t kPassBytes = 1 << 18, kOnePassRows = kBlockRows;
+constexpr int64_t kPassBytes = 1 << 18, kLongPassBytes = kPassBytes, kOnePassRows = kBlockRows;
 #elif defined(__AVX2__) && defined(__FMA__)
-constexpr int64_t kPassBytes = 1 << 14, kOnePassRows = 0;
+constexpr int64_t kPassBytes = 1 << 14, kLongPassBytes = 1 << 17, kOnePassRows = 0;
 #else
-constexpr int64_t kPassBytes = 1 << 14, kOnePassRows = kBlockRows;
+constexpr int64_t kPassBytes = 1 << 14, kLongPassBytes = 1 << 17, kOnePassRows = kBlockRows;
 #endif
-// Of float32, from so many rows on: what they read of the second cache is nothing beside what they multiply, and sums come and
-// go with each pass. Two cores of a Zen 3 multiplied 500 to 2,000 rows 1.05 to 1.2 times as fast so.
-constexpr int64_t kLongPassBytes = 1 << 17, kLongPassRows = 128;
+// From so many rows of float32 on passes are long: what those read of the second cache is nothing beside what they multiply, and
+// sums come and go with each pass.
+constexpr int64_t kLongPassRows = 128;
 // Lines of a panel that a step reads: one input of float32 or two of bfloat16.
 constexpr int64_t kPanelLines = 4;
 
