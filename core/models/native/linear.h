@@ -24,6 +24,8 @@ class Linear {
   static constexpr int64_t kBlock = 256, kLeastBlock = 12;
   // Chunks of work for each thread: with fewer, the last one holds up all others for long.
   static constexpr int64_t kChunksEach = 3;
+  // Inputs of which passes are few.
+  static constexpr int64_t kBrief = 128;
 #if defined(__AMX_BF16__)
   // Tiles read as many rows at a time: a block that began elsewhere would have them read behind the last row's room.
   static constexpr int64_t kBlockStep = 16;
@@ -71,8 +73,7 @@ class Linear {
   // Writes all outputs of x[rows][depth] to out[rows][stride].
   void write(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, T* out, int64_t stride) const {
     if constexpr (std::is_same_v<T, float>)
-      if (outputs_ % kPanel == 0 && !grouped_ && !bytes_ && !scale_)
-        return write_straight(team, scratch, x, rows, out, stride);
+      if (goes_straight(block_of(rows, team.size()))) return write_straight(team, scratch, x, rows, out, stride);
     apply(team, scratch, x, rows, [&](int64_t row, int64_t first, float* found, int64_t count) {
       for (int64_t i = 0; i < count; ++i) narrow(found[i], out[row * stride + first + i]);
     });
@@ -108,6 +109,12 @@ class Linear {
       const int64_t from = chunk % blocks * block;
       work({chunk / blocks, from, std::min(block, rows - from), weights_of((chunk + team.size()) / blocks)}, worker);
     });
+  }
+
+  // Whether sums of so many rows are best made where they belong. Where many short passes come back to them, they stay in a
+  // cache only side by side.
+  bool goes_straight(int64_t rows) const {
+    return outputs_ % kPanel == 0 && !grouped_ && !bytes_ && !scale_ && (rows >= kLongPassRows || depth_ <= kBrief);
   }
 
   // As `write`, of whole panels of float32: sums are made where they belong, without a way through `scratch`.
