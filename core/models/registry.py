@@ -12,7 +12,7 @@ from core.config import ModelConfig
 from core.models.base import Model, Progress
 from core.models.config import CheckpointConfig
 from core.models.native.families import FAMILIES
-from core.models.native.images import TEXT_FAMILIES
+from core.models.vision.families import VISION_FAMILIES
 
 ModelFactory = Callable[[CheckpointConfig, ModelConfig, torch.device, Progress], Model]
 
@@ -28,7 +28,7 @@ MODEL_FAMILIES: dict[str, str] = {
 }
 """Family -> `module:factory`, imported only when a checkpoint needs it."""
 
-NATIVE_FAMILIES: dict[str, str] = dict.fromkeys((*FAMILIES, *TEXT_FAMILIES), "native")
+NATIVE_FAMILIES: dict[str, str] = dict.fromkeys((*FAMILIES, *VISION_FAMILIES), "native")
 """Model type -> family, for types that a family of its own serves better than the default one."""
 
 

@@ -7,7 +7,7 @@ where.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +17,6 @@ from core.batch.forward_batch import ForwardBatch
 from core.models.native.parts import StepImages
 from core.models.native.reading import NotDense, half_of
 from core.models.vision.tower import VisionTower, vision_spec
-
-TEXT_FAMILIES: Final = {"gemma3": "gemma3_text", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2"}
-"""Of model types that see, the declared family that what reads tokens is of."""
 
 
 def text_body(model: PreTrainedModel) -> Any:

@@ -15,7 +15,7 @@ from core.memory.kv_pool import KVLayerSpec
 from core.models.base import ModelSpec
 from core.models.native.declaration import Family
 from core.models.native.families import FAMILIES
-from core.models.native.images import TEXT_FAMILIES, text_body
+from core.models.native.images import text_body
 from core.models.native.latents import is_latent, latent_values, read_latents
 from core.models.native.matrices import (
     DecoderShape,
@@ -32,6 +32,7 @@ from core.models.native.mixtures import read_gating, read_router, router_product
 from core.models.native.parts import Attention, Experts, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
 from core.models.native.reading import ACTIVATIONS, NotDense, RotaryTables, activation_name
 from core.models.native.recurrences import Fuse, read_recurrence
+from core.models.vision.families import VISION_FAMILIES
 
 NATIVE = Reader()
 
@@ -50,7 +51,7 @@ class DecoderWeights:
 def family_of(model: PreTrainedModel) -> Family:
     """The declaration for the type of `model`. Raises NotDense."""
     kind = str(getattr(model.config, "model_type", ""))
-    kind = TEXT_FAMILIES.get(kind, kind)
+    kind = VISION_FAMILIES[kind].text if kind in VISION_FAMILIES else kind
     if kind not in FAMILIES:
         raise NotDense(f"no native family is declared for {kind!r}")
     return FAMILIES[kind]

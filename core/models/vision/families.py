@@ -18,6 +18,11 @@ TOWERS: Final = frozenset({"vision_tower", "visual", "multi_modal_projector"})
 class VisionFamily(Protocol):
     """One way to see. `config`: of the whole checkpoint, as `transformers` reads it."""
 
+    @property
+    def text(self) -> str:
+        """The family of `core.models.native.families` that what reads tokens is of."""
+        ...
+
     def spec(self, config: Any) -> VisionSpec:
         """The facts that the text side and the scheduler need."""
         ...
@@ -30,6 +35,8 @@ class VisionFamily(Protocol):
 @dataclass(frozen=True)
 class Gemma3:
     """All images have one size and one number of tokens, which see each other in both directions."""
+
+    text: str = "gemma3_text"
 
     def spec(self, config: Any) -> VisionSpec:
         """See `VisionFamily`."""
@@ -51,6 +58,8 @@ class Gemma3:
 @dataclass(frozen=True)
 class QwenVL:
     """Images of any size, whose tokens have places in time, height and width (Qwen2-VL, Qwen2.5-VL)."""
+
+    text: str = "qwen2"
 
     def spec(self, config: Any) -> VisionSpec:
         """See `VisionFamily`."""

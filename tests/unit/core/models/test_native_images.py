@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,10 @@ def test_angles_that_layers_put_together_themselves_are_left_to_them(tmp_path: P
     rotary.recomposition_frequencies = lambda freq: torch.cat((freq, freq), dim=-1)
     with pytest.raises(NotDense, match="three axes"):
         ImageSteps(model.module, model.tower)  # type: ignore[attr-defined]
+
+
+def test_which_family_serves_a_type_is_known_without_transformers() -> None:
+    """Its import takes seconds, and the registry is asked before anything is loaded."""
+    code = "import sys, core.models.registry as r; print(r.family_of('gemma3'), 'transformers' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["native", "False"]
