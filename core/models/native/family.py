@@ -125,8 +125,8 @@ class UpgradingModel:
         if self._next is not None:
             assert self._bound is not None, "bind() comes first"
             self._next.bind(*self._bound)
-            # Nothing refers to the module tree after this, except to what sees in it: its matrices are gone, packed ones
-            # stand in their place.
+            # Nothing refers to the module tree after this, except to what sees in it: its matrices are gone, packed
+            # ones stand in their place.
             self._current, self._next = self._next, None
             if self._images is not None:
                 self._images.keep_tower()
