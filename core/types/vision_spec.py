@@ -13,6 +13,8 @@ class VisionSpec:
     """Id of the token that stands for a piece of an image, in a run for each image."""
     begin_token: int
     """Id of what a chat template writes for an image; it may be the same token."""
+    first_token: int | None = None
+    """What stands before a run, if the template does not write it itself."""
     end_token: int | None = None
     """What stands behind a run, if the template does not write it itself."""
     around: str = ""
@@ -23,5 +25,11 @@ class VisionSpec:
     """Patches in a row, and rows of them, that become one token."""
     both_ways: bool = False
     """Whether the tokens of an image see each other in both directions."""
+    in_windows: bool = False
+    """Whether they do that in layers with windows alone."""
+    filler: int | None = None
+    """What every token that stands for a piece of something is read as, before features take its place."""
+    filled: tuple[int, ...] = ()
+    """Those tokens, if there is a `filler`."""
     places: bool = False
     """Whether positions are three: in time, height and width."""

@@ -74,6 +74,14 @@ FAMILY_SHAPES: Final[dict[str, dict[str, Any]]] = {
     "mistral": _DENSE | {"sliding_window": WINDOW},
     "gemma2": _DENSE | _BY_TURNS | {"query_pre_attn_scalar": 64},
     "gemma3_text": _DENSE | _FIVE_TO_ONE | {"query_pre_attn_scalar": 64},
+    "gemma4_text": _DENSE
+    | _FIVE_TO_ONE
+    | {
+        "num_kv_shared_layers": LAYERS // 2,
+        "global_head_dim": 128,
+        "hidden_size_per_layer_input": 64,
+        "vocab_size_per_layer_input": 16384,
+    },
     "cohere2": _DENSE | _FIVE_TO_ONE | {"logit_scale": 1.0},
     "gpt2": _GPT | {"tie_word_embeddings": True},
     "gptj": _GPT | {"rotary_dim": 32, "tie_word_embeddings": False},

@@ -73,6 +73,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "gemma2": {**_GQA, "sliding_window": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
+    "apertus": _GQA,  # Its activation has weights: transformers computes it.
     "gemma4_text": {
         **_GQA,
         "num_hidden_layers": 4,
@@ -284,12 +285,17 @@ def _draw_weights(model: PreTrainedModel, seed: int) -> None:
             parameter.add_(noise, alpha=0.1)
             if "q_norm" in name or "k_norm" in name:
                 parameter.add_(0.7)
+            if "q_norm" in name and model.config.model_type.startswith("gemma4"):
+                parameter.mul_(len(parameter) ** -0.5)  # It scales no scores: the norm does.
             if tied and name in ("model.norm.weight", "transformer.ln_f.weight"):
                 parameter.add_(9.0)
         elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
             parameter.copy_(noise.mul_(0.03 if tied else 0.3))
         else:
             parameter.copy_(noise.mul_(0.2))
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(torch.empty_like(buffer).uniform_(0.5, 1.5, generator=generator))
 
 
 @cache

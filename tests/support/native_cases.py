@@ -121,6 +121,21 @@ LLAMA4 = {
     "moe_layers": [0, 2],
     "num_local_experts": 8,
 }
+GEMMA4 = {
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "full_attention"],
+    "sliding_window": 70,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 320,
+    "final_logit_softcapping": 20.0,
+}
+UNIFIED = {name: value for name, value in GEMMA4.items() if "per_layer_input" not in name} | {
+    "num_kv_shared_layers": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+SEEING = {"mm_embed_dim": 64, "mm_posemb_size": 16, "output_proj_dims": 64}
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LATENTS = FLAT | {
     "num_attention_heads": 16,
@@ -164,6 +179,18 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma": ODD,
     "gemma2": HEADS | TYPES | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "gemma3_text": ODD | TYPES | {"query_pre_attn_scalar": 16},
+    "gemma4_text": HEADS | GEMMA4 | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+    "gemma4_text, experts": HEADS
+    | GEMMA4
+    | {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 40, "enable_moe_block": True}
+    | {
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
+    "gemma4_unified": {"text_config": HEADS | UNIFIED, "vision_config": SEEING, "audio_config": {"audio_embed_dim": 8}},
+    "gemma4_unified_text": ODD | UNIFIED,
     "glm": HEADS,
     "glm4": HEADS,
     "glm4_moe": HEADS | EXPERTS | GROUPS | {"use_qk_norm": True},

@@ -14,12 +14,15 @@ from transformers import (
     AutoTokenizer,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.support.checkpoints import _draw_weights, tokenizer_of_tests
@@ -39,7 +42,8 @@ TEXT = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-KINDS = ("gemma3", "qwen2_vl", "qwen2_5_vl")
+KINDS = ("gemma3", "gemma4", "gemma4, both ways", "qwen2_vl", "qwen2_5_vl")
+"""Model type, and behind a comma what is other than in the case without it."""
 
 
 def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, across: int = 4, **changed: Any) -> Path:
@@ -50,7 +54,10 @@ def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, across: in
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer_of_tests().save_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    model, images = _gemma3(tokenizer, across) if kind == "gemma3" else _qwen(kind, tokenizer)
+    if kind == "gemma3":
+        model, images = _gemma3(tokenizer, across)
+    else:
+        model, images = _gemma4(kind, tokenizer) if kind.startswith("gemma4") else _qwen(kind, tokenizer)
     _draw_weights(model, seed)
     model.save_pretrained(directory)
     images.save_pretrained(directory)
@@ -94,6 +101,60 @@ def _gemma3(tokenizer: Any, across: int) -> tuple[Any, Any]:
     with torch.random.fork_rng():
         model = Gemma3ForConditionalGeneration._from_config(config, dtype=torch.float32)
     return model, images
+
+
+def _gemma4(kind: str, tokenizer: Any) -> tuple[Any, Any]:
+    """As the small ones, whose layers have inputs and share keys, or as the large ones, which see images both ways."""
+    names = ["<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>"]
+    tokenizer.add_special_tokens({"extra_special_tokens": names})
+    begin, end, image, video, audio = tokenizer.convert_tokens_to_ids(names)
+    tokenizer.chat_template = CHAT.replace("IMAGE", names[2])
+    small = {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+    large = {"use_bidirectional_attention": "vision", "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+    text = {
+        **TEXT,
+        "vocab_size": len(tokenizer),
+        "vocab_size_per_layer_input": len(tokenizer),
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 24,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        **(small if kind == "gemma4" else {**large, **experts, "hidden_size_per_layer_input": 0}),
+    }
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "position_embedding_size": 64,
+    }
+    hearing = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "subsampling_conv_channels": [8, 4],
+        "output_proj_dims": 16,
+    }
+    config = Gemma4Config(
+        text_config=text,
+        vision_config=vision,
+        audio_config=hearing if kind == "gemma4" else None,
+        boi_token_id=begin,
+        eoi_token_id=end,
+        image_token_id=image,
+        video_token_id=video,
+        audio_token_id=audio,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        model = Gemma4ForConditionalGeneration._from_config(config, dtype=torch.float32)
+    return model, Gemma4ImageProcessorPil(max_soft_tokens=70)
 
 
 def _qwen(kind: str, tokenizer: Any) -> tuple[Any, Any]:

@@ -55,7 +55,7 @@ class FusedDecoder:
         self._layers: list[DenseLayer] = []
         layers = decoder_layers(model, spec, reader)
         for kept, layer in zip(spec.kv_layers, layers, strict=True):
-            self._layers.append(DenseLayer(layer, kept.layer_id, weights.shape, by_head, model.device, product))
+            self._layers.append(DenseLayer(layer, kept.layer_id, by_head, model.device, product))
             # What stood for the parts of a matrix goes back to the device before the next one is made.
             if model.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -111,7 +111,7 @@ class FusedDecoder:
         return self._logits(last.read.index_select(0, batch.last_indices))
 
     def _logits(self, read: torch.Tensor) -> torch.Tensor:
-        logits, (_, multiplier, cap, _) = self._head(read), self._outside
+        logits, multiplier, cap = self._head(read), self._outside.logit_multiplier, self._outside.logit_cap
         if multiplier != 1.0:
             logits = logits * multiplier
         if cap:
@@ -146,4 +146,6 @@ def check_fusible(model: PreTrainedModel, spec: ModelSpec) -> None:
         raise NotDense("it has recurrent layers")
     check_declared(model, spec)
     check_alone(model)
+    if len({(each.num_kv_heads, each.k_dim) for each in spec.kv_layers}) > 1:
+        raise NotDense("its heads have more than one size")
     check_plain([module for module in model.modules() if hasattr(module, "in_features")])

@@ -12,7 +12,6 @@ from torch.nn.functional import linear
 from core.models.fused.gate import activate
 from core.models.fused.heads import HeadLayout, enter_heads
 from core.models.fused.residual import BIASED, CENTRED, THERE, DeviceNorm, Sums, add_and_norm, norms_of
-from core.models.native.matrices import DecoderShape
 from core.models.native.parts import Attention, Layer, Matrix, Mlp, Norm
 from core.models.native.reading import NotDense
 
@@ -63,7 +62,6 @@ class DenseLayer:
         self,
         layer: Layer,
         layer_id: int,
-        shape: DecoderShape,
         by_head: bool,
         device: torch.device,
         product: type[Product],
@@ -79,7 +77,7 @@ class DenseLayer:
             for each in (layer.before_mixers, layer.after_mixers, layer.before_mlp, layer.after_mlp)
         )
         self.parallel, self.factor = layer.parallel, layer.multiplier
-        self._attention = DenseAttention(mixer, layer_id, shape, by_head, device, product)
+        self._attention = DenseAttention(mixer, layer_id, by_head, device, product)
         self._into, self._down = product.of(layer.mlp.into), product.of(layer.mlp.down)
         self._inner = len(self._into.weight) // (2 if layer.mlp.gated else 1)
         self._activation = layer.mlp.activation
@@ -104,12 +102,11 @@ class DenseAttention:
         self,
         mixer: Attention,
         layer_id: int,
-        shape: DecoderShape,
         by_head: bool,
         device: torch.device,
         product: type[Product],
     ) -> None:
-        self._id, self._shape = layer_id, shape
+        self._id, shape = layer_id, mixer.shape
         self._qkv, self._out = product.of(mixer.qkv), product.of(mixer.out)
         rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         if len(self._qkv.weight) != rows:
@@ -122,7 +119,7 @@ class DenseAttention:
         self._temperature = None if mixer.temperature is None else mixer.temperature.float().to(device)
         norms = [device_norm(each, device) for each in (mixer.q_norm, mixer.k_norm)]
         self._norms, self._eps, kinds = norms_of(self._qkv.weight, *norms)
-        self._layout = _layout(mixer, shape, by_head, kinds)
+        self._layout = _layout(mixer, by_head, kinds)
         self._span: dict[str, Any] = {
             "scale": mixer.scale,
             "sliding_window": mixer.window or None,
@@ -154,8 +151,8 @@ def device_norm(norm: Norm | None, device: torch.device) -> DeviceNorm | None:
     return DeviceNorm(norm.weight.to(device), bias, norm.eps, kind)
 
 
-def _layout(mixer: Attention, shape: DecoderShape, by_head: bool, kinds: list[int]) -> HeadLayout:
-    heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
+def _layout(mixer: Attention, by_head: bool, kinds: list[int]) -> HeadLayout:
+    heads, kv_heads, dim = mixer.shape
     whole = False
     steps = []
     for norm, count in ((mixer.q_norm, heads), (mixer.k_norm, kv_heads)):

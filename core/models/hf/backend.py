@@ -106,12 +106,14 @@ class TransformersModel:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Sets the hidden states that the batch wants."""
         if self.products is not None:
             self.products.begin(batch.input_ids.shape[0])
-        vision, positions, embeddings = self._vision, batch.positions, None
+        vision, positions, given = self._vision, batch.positions, dict[str, torch.Tensor]()
         self.enter(batch)
         if vision is not None:
             positions, embeddings = vision.positions(batch), vision.embeddings(batch)
+            if embeddings is not None:
+                given = {"inputs_embeds": embeddings[None], **vision.beside(batch)}
         cache = self._context.cache
-        logits = self._call.logits(cache, batch.input_ids, positions, batch.last_indices, embeddings).float()
+        logits = self._call.logits(cache, batch.input_ids, positions, batch.last_indices, given).float()
         self._call.give(batch)
         if self.products is not None:
             self.products.end()
@@ -119,7 +121,11 @@ class TransformersModel:
 
     def enter(self, batch: ForwardBatch) -> None:
         """Tell all that the module tree calls, or that watches it, which step it is going to compute."""
-        self._context.begin(batch, () if self._vision is None else self._vision.both_ways(batch))
+        vision = self._vision
+        if vision is None:
+            self._context.begin(batch)
+        else:
+            self._context.begin(batch, vision.both_ways(batch), vision.in_windows)
         if self._states is not None:
             self._states.begin(batch)
         self._call.begin(batch)
@@ -178,6 +184,10 @@ def prove_module(
     `part`: what this process has of it; None for all.
     """
     kind = checkpoint.model_type
+    text: Any = model.config.get_text_config()
+    if vision_spec(model.config) is None and getattr(text, "use_bidirectional_attention", None) == "vision":
+        # Without images no token sees another in both directions, and a mask for them is of one length.
+        text.use_bidirectional_attention = None
     method = quant_method(checkpoint)
     if method is None:
         weights = quantize_at_load(model, config.quantization)

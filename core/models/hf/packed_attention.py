@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ from core.models.vision.both_ways import attend_both_ways
 
 IMPLEMENTATION = "slipstream"
 """Name under which transformers finds `packed_attention`."""
+
+NOTHING: Mapping[str, torch.Tensor] = {}
 
 CONTEXT = "slipstream_context"
 """Attribute of every module of a bound model."""
@@ -125,11 +128,13 @@ class PackedContext:
     """The step that is computed."""
     both_ways: tuple[StepImage, ...] = ()
     """Its images whose tokens see each other in both directions."""
+    in_windows: bool = False
+    """Whether they do that in layers with windows alone."""
 
-    def begin(self, batch: ForwardBatch, both_ways: tuple[StepImage, ...] = ()) -> None:
+    def begin(self, batch: ForwardBatch, both_ways: tuple[StepImage, ...] = (), in_windows: bool = False) -> None:
         """Start a step."""
         assert self.attention is not None, "bind() comes first"
-        self.batch, self.both_ways = batch, both_ways
+        self.batch, self.both_ways, self.in_windows = batch, both_ways, in_windows
         self.cache.begin(batch.positions)
         self.attention.plan(batch)
         if self.windowed is not None:
@@ -194,11 +199,11 @@ class PackedCall:
         ids: torch.Tensor,
         positions: torch.Tensor,
         wanted: torch.Tensor,
-        embeddings: torch.Tensor | None = None,
+        given: Mapping[str, torch.Tensor] = NOTHING,
     ) -> torch.Tensor:
         """[S, vocab] at the places `wanted`, int64[S], of the packed tokens `ids` at `positions`, int64[T] each.
 
-        `positions` may be int64[3, T]. `embeddings`, [T, hidden]: in place of those that the ids have.
+        `positions` may be int64[3, T]. `given`: arguments that the model gets in the place of ids.
         """
         # Without it the output matrix would multiply all T tokens, of which a prefill needs one in hundreds. It must be
         # a tensor: given an int, Gemma 4 drops the other tokens halfway through, and the token counts of attention
@@ -207,7 +212,7 @@ class PackedCall:
         if self._places:
             some["position_ids"] = positions[None] if positions.dim() == 1 else positions[:, None]
         some[self._cache_argument] = cache
-        some |= {"input_ids": ids[None]} if embeddings is None else {"inputs_embeds": embeddings[None]}
+        some |= given or {"input_ids": ids[None]}
         output: Any = self._model(use_cache=False, **some)
         logits: torch.Tensor = output.logits[0]
         return logits if self._keeps else logits.index_select(0, wanted)
@@ -247,7 +252,7 @@ def packed_attention(
         sinks=s_aux,
         chunk_size=span.chunk,
     )
-    if context.both_ways:
+    if context.both_ways and (span.window is not None or not context.in_windows):
         attend_both_ways(
             *(attended, context.both_ways, context.batch_of(layer_id), layer_id, query[0]),
             scale=scale,

@@ -93,31 +93,38 @@ class Mlp {
 template <typename T>
 class Attention final : public Mixer<T> {
  public:
-  // `place`: of its keys and values among those of all layers.
-  Attention(const Shape& shape, const AttentionParts& parts, size_t place)
-      : shape_(shape),
-        qkv_(std::get<0>(parts)),
-        out_(std::get<1>(parts)),
+  // `place`: of the keys and values that it reads among those of all layers.
+  Attention(const AttentionParts& parts, size_t place)
+      : shape_{std::get<0>(std::get<0>(parts)), std::get<1>(std::get<0>(parts)), std::get<2>(std::get<0>(parts))},
+        qkv_(std::get<1>(parts)),
+        out_(std::get<2>(parts)),
+        stores_(!std::get<14>(parts)),
         place_(place) {
-    const auto& [qkv, out, q_norm, k_norm, rotary, turns_first, scale, cap, window, chunk, sinks, temperature] = parts;
+    const auto& [shape, qkv, out, q_norm, k_norm, v_norm, rotary, turns_first, scale, cap, window, chunk, sinks, temperature,
+                 keys_of] = parts;
     if (q_norm) q_norm_.emplace(*q_norm);
     if (k_norm) k_norm_.emplace(*k_norm);
+    if (v_norm) v_norm_.emplace(*v_norm);
     if (rotary) rotary_.emplace(*rotary);
     turns_first_ = turns_first;
     if (sinks) sinks_ = sinks->to(at::kFloat).contiguous();
     if (temperature) temperature_ = temperature->to(at::kFloat).contiguous();
     weighing_ = {static_cast<float>(scale), static_cast<float>(cap), window, chunk,
                  sinks_ ? sinks_->const_data_ptr<float>() : nullptr};
-    TORCH_CHECK(qkv_.outputs() == shape.qkv_width() || gated(), "queries, keys and values have ", qkv_.outputs(),
-                " elements");
+    width_ = stores_ ? std::max(qkv_.outputs(), shape_.qkv_width()) : shape_.q_width();
+    TORCH_CHECK(stores_ ? qkv_.outputs() == shape_.qkv_width() || gated() || values_are_keys()
+                        : qkv_.outputs() == width_ && !k_norm_ && !v_norm_,
+                "queries, keys and values have ", qkv_.outputs(), " elements");
   }
 
   const Linear<T>& out() const override { return out_; }
+  bool keeps() const override { return stores_; }
+  int64_t group() const override { return shape_.group(); }
   int64_t window() const override { return std::max(weighing_.window, weighing_.chunk); }
 
   T* mix(Workshop& shop, const Planner& planner, const Step& step, const T* normed, int64_t tokens) const override {
     const Plan& plan = planner.of(weighing_.hides());
-    const int64_t width = qkv_.outputs(), stride = out_.depth();
+    const int64_t width = width_, stride = out_.depth();
     T* qkv = shop.buffer<T>(3, tokens, width);
     T* out = shop.buffer<T>(4, tokens, stride);
     qkv_.write(shop.team, shop.scratch, normed, tokens, qkv, width);
@@ -137,11 +144,11 @@ class Attention final : public Mixer<T> {
  private:
   static constexpr int64_t kTurnTokens = 4;
 
-  // Stores keys and values of qkv[tokens], and puts what its queries attend to in out[tokens].
+  // Stores keys and values of qkv[tokens] if it has any, and puts what its queries attend to in out[tokens].
   template <typename S>
   void attend(Workshop& shop, const Plan& plan, const Step& step, const Stored<S>& stored, T* qkv, T* out,
               int64_t tokens) const {
-    const int64_t width = qkv_.outputs(), stride = out_.depth();
+    const int64_t width = width_, stride = out_.depth();
     const int64_t* positions = step.positions.const_data_ptr<int64_t>();
     shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
       for (int64_t t = from; t < to; ++t)
@@ -161,6 +168,8 @@ class Attention final : public Mixer<T> {
     });
   }
 
+  // Whether values are what keys are before their norm and their turn.
+  bool values_are_keys() const { return qkv_.outputs() == shape_.q_width() + shape_.kv_width(); }
   // Whether a gate for each of its outputs stands behind queries, keys and values.
   bool gated() const { return qkv_.outputs() == shape_.qkv_width() + shape_.q_width(); }
 
@@ -171,23 +180,28 @@ class Attention final : public Mixer<T> {
     return rotary_->at(step.positions.const_data_ptr<int64_t>()[t]);
   }
 
-  // Norms and turns queries and keys of one token's qkv [(H + 2 K) D], and stores its key and value where they belong.
+  // Norms and turns queries and keys of one token's qkv [(H + 2 K) D], and stores its key and value where they belong. What
+  // reads another layer's has queries alone.
   template <typename S>
   void turn_and_store(T* qkv, int64_t position, const Rotary::Angles& by, const Stored<S>& stored, int64_t slot) const {
-    T* k = qkv + shape_.q_width();
-    if (turns_first_) turn(qkv, by);
+    const int64_t width = shape_.kv_width(), heads = shape_.heads + (stores_ ? shape_.kv_heads : 0);
+    T *k = qkv + shape_.q_width(), *v = k + width;
+    if (stores_ && values_are_keys()) std::copy_n(k, width, v);
+    if (turns_first_) turn(qkv, heads, by);
     if (q_norm_) q_norm_->apply(qkv, qkv, shape_.q_width());
-    if (k_norm_) k_norm_->apply(k, k, shape_.kv_width());
-    if (!turns_first_) turn(qkv, by);
+    if (k_norm_) k_norm_->apply(k, k, width);
+    if (v_norm_) v_norm_->apply(v, v, width);
+    if (!turns_first_) turn(qkv, heads, by);
     if (temperature_) multiply(qkv, shape_.q_width(), temperature_->const_data_ptr<float>()[position]);
-    const int64_t width = shape_.kv_width(), scales = slot * shape_.kv_heads;
+    if (!stores_) return;
+    const int64_t scales = slot * shape_.kv_heads;
     store_heads(k, shape_.kv_heads, shape_.dim, stored.keys + slot * width, stored.key_scale(scales));
-    store_heads(k + width, shape_.kv_heads, shape_.dim, stored.values + slot * width, stored.value_scale(scales));
+    store_heads(v, shape_.kv_heads, shape_.dim, stored.values + slot * width, stored.value_scale(scales));
   }
 
-  void turn(T* qk, const Rotary::Angles& by) const {
+  void turn(T* qk, int64_t heads, const Rotary::Angles& by) const {
     if (rotary_)
-      for (int64_t h = 0; h < shape_.heads + shape_.kv_heads; ++h) rotary_->turn(qk + h * shape_.dim, by);
+      for (int64_t h = 0; h < heads; ++h) rotary_->turn(qk + h * shape_.dim, by);
   }
 
   static void multiply(T* x, int64_t count, float factor) {
@@ -196,9 +210,10 @@ class Attention final : public Mixer<T> {
 
   Shape shape_;
   Linear<T> qkv_, out_;
-  std::optional<Norm> q_norm_, k_norm_;
+  std::optional<Norm> q_norm_, k_norm_, v_norm_;
   std::optional<Rotary> rotary_;
-  bool turns_first_ = false;
+  bool turns_first_ = false, stores_;
+  int64_t width_ = 0;  // of a token's queries, keys, values and gates
   MaybeTensor sinks_, temperature_;
   Weighing weighing_{};
   size_t place_;

@@ -13,6 +13,15 @@ Of = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
+class BesideNames:
+    """Names of the norms of a layer whose MLP has experts beside it."""
+
+    behind_mlp: str = "post_feedforward_layernorm_1"
+    before_experts: str = "pre_feedforward_layernorm_2"
+    behind_experts: str = "post_feedforward_layernorm_2"
+
+
+@dataclass(frozen=True, slots=True)
 class Mixture:
     """Names in a layer's MLP, which is a mixture where it has these experts; what it lacks is not computed."""
 
@@ -26,6 +35,8 @@ class Mixture:
     """What is added to scores for the choice alone, where the router does not have it itself."""
     weighs_inputs: bool = False
     """Whether what experts read is multiplied by a token's weight, not what they give."""
+    beside: BesideNames | None = None
+    """Whether router and experts are beside the MLP, in the layer, with norms of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,9 @@ class Family:
     out: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    v_norm: str = ""
+    shares: Of = lambda attention: False
+    """Whether an attention module reads the keys of the last layer of its type that has any."""
     turns: Of = lambda attention: True
     """Whether an attention module has rotary embeddings."""
     turns_first: bool = False
@@ -76,6 +90,8 @@ class Family:
     factors: Mapping[str, Of] = field(default_factory=dict)
     """By the name of a linear layer, what its outputs are multiplied by."""
     mixture: Mixture = Mixture()
+    scale: str = ""
+    """What a layer multiplies the states by at last."""
     embedding_multiplier: Of = lambda config: 1.0
     multiplier: Of = lambda config: 1.0
     logit_multiplier: Of = lambda config: 1.0

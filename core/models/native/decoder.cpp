@@ -7,7 +7,8 @@
 //
 // Shapes: T tokens of B requests in one row, as many of each as `extends` says, S places whose logits are wanted. Buffers:
 // 0 the states, 1 normed, 2 inside the MLP, 3 inside a mixer (queries, keys and values), 4 mixed (attended), 5 and 6 a
-// draft head's inputs, 7 what is normed before it is added, 8 and 9 queries of latent attention.
+// draft head's inputs, 7 what is normed before it is added, 8 and 9 queries of latent attention, 10 and 11 inputs of layers and
+// what one makes of them, 12 and 13 what a router and experts beside an MLP read.
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -18,21 +19,24 @@
 #include <variant>
 #include <vector>
 
+#include "beside.h"
 #include "blocks.h"
 #include "delta.h"
 #include "experts.h"
 #include "latents.h"
+#include "layer_inputs.h"
 #include "mamba1.h"
 #include "mamba2.h"
+#include "narrowing.h"
 #include "short_conv.h"
 
 namespace {
 
 using namespace slipstream;
 
-// What embeddings and logits are multiplied by, what logits are bent to stay below (0: nothing), and what is added to
-// embeddings by position, [positions, C], or nothing.
-using Outside = std::tuple<double, double, double, MaybeTensor>;
+// What embeddings and logits are multiplied by, what logits are bent to stay below (0: nothing), what is added to embeddings by
+// position, [positions, C], or nothing, and inputs of each layer, if they have any.
+using Outside = std::tuple<double, double, double, MaybeTensor, std::optional<LayerInputsParts>>;
 
 class Decoder {
  public:
@@ -46,10 +50,9 @@ class Decoder {
 template <typename T>
 class DecoderOf final : public Decoder {
  public:
-  DecoderOf(Shape shape, int64_t threads, bool invariant, Tensor embedding, const NormParts& final_norm,
-            const Matrix& head, const Outside& outside)
-      : shape_(shape),
-        embedding_(std::move(embedding)),
+  DecoderOf(int64_t threads, bool invariant, Tensor embedding, const NormParts& final_norm, const Matrix& head,
+            const Outside& outside)
+      : embedding_(std::move(embedding)),
         final_norm_(final_norm),
         head_(head),
         hidden_(embedding_.size(1)),
@@ -58,18 +61,25 @@ class DecoderOf final : public Decoder {
         logit_multiplier_(static_cast<float>(std::get<1>(outside))),
         logit_cap_(static_cast<float>(std::get<2>(outside))),
         places_(std::get<3>(outside)),
-        shop_(threads, invariant) {}
+        shop_(threads, invariant) {
+    if (std::get<4>(outside)) inputs_.emplace(*std::get<4>(outside));
+  }
 
   void add_layer(const LayerParts& parts) override {
-    const auto& [before_mixers, after_mixers, before_mlp, after_mlp, mixers, mlp, parallel, factor] = parts;
+    const auto& [before_mixers, after_mixers, before_mlp, after_mlp, mixers, mlp, parallel, factor, input, scale] = parts;
     TORCH_CHECK(mixers.size() < 2 || (before_mixers && !parallel), "mixers of one layer read what none of them changes");
     Layer layer{norm_of(before_mixers), norm_of(after_mixers), norm_of(before_mlp), norm_of(after_mlp), {}, {}, parallel,
-                static_cast<float>(factor)};
+                static_cast<float>(factor), {}, static_cast<float>(scale), layers_.size()};
     for (const MixerParts& mixer : mixers) {
       layer.mixers.push_back(std::visit([&](const auto& each) { return mixer_of(each); }, mixer));
-      window_ = std::max(window_, layer.mixers.back()->window());
+      const Mixer<T>& made = *layer.mixers.back();
+      window_ = std::max(window_, made.window());
+      group_ = std::max(group_, made.group());
+      if (made.keeps()) kept_ = layers_.size() + 1;
     }
-    if (mlp) layer.mlp.emplace(feed_forward_of(*mlp));
+    if (mlp) layer.mlp.emplace(std::visit([](const auto& each) { return feed_forward_of(each); }, *mlp));
+    TORCH_CHECK(!input || inputs_, "no layer has inputs");
+    if (input) layer.input.emplace(*input);
     layers_.push_back(std::move(layer));
   }
 
@@ -80,30 +90,37 @@ class DecoderOf final : public Decoder {
 
   std::vector<Tensor> forward(const Step& step) override {
     c10::InferenceMode guard;
-    int64_t tokens = step.ids.size(0);
-    planner_.begin(step, shape_.group(), window_);
-    Tensor states = at::empty({tokens, static_cast<int64_t>(step.layers.size()) * hidden_}, embedding_.options());
-    T* x = step.images && std::get<0>(*step.images) ? given(*std::get<0>(*step.images), tokens)
-                                                    : embed(step.ids, step.positions);
-    T* both = fusion_ ? beside(x, step, tokens) : nullptr;
-    T* normed = buffer(1, tokens, stride_);
-    bool last_wanted = false;
-    for (const int64_t layer : step.layers) last_wanted |= layer == static_cast<int64_t>(layers_.size());
+    planner_.begin(step, group_, window_);
+    Rows rows = begin(step);
+    Tensor states = at::empty({rows.tokens, static_cast<int64_t>(step.layers.size()) * hidden_}, embedding_.options());
+    // The first layer behind which nobody asks for the states of all tokens.
+    size_t asked = step.wants_hidden ? layers_.size() : 0;
+    for (const int64_t layer : step.layers) asked = std::max(asked, static_cast<size_t>(layer));
+    const bool fits = kept_ < layers_.size() && step.wanted.size(0) < rows.tokens && Narrowed::fits(step);
+    std::optional<Narrowed> narrowed;
     for (size_t i = 0; i < layers_.size(); ++i) {
-      keep_states(step, i, x, tokens, states);
-      // Nobody reads the other tokens behind the last mixer: their KV is stored, and that was all they were for.
-      const bool narrows = i + 1 == layers_.size() && !step.wants_hidden && !last_wanted;
-      tokens = run_layer(layers_[i], step, i, x, both, normed, tokens, narrows);
+      keep_states(step, i, rows, states);
+      if (fits && !narrowed && i >= std::max(kept_, asked)) {
+        narrowed.emplace(step);
+        keep_wanted(step.wanted, rows);
+        planner_.begin(narrowed->of(step), group_, window_);
+      }
+      if (narrowed) {
+        if (rows.tokens > 0) run_layer(layers_[i], narrowed->of(step), rows, false);
+      } else {
+        // Nobody reads the other tokens behind the last mixer: their KV is stored, and that was all they were for.
+        run_layer(layers_[i], step, rows, i + 1 == layers_.size() && i >= asked);
+      }
     }
-    keep_states(step, layers_.size(), x, tokens, states);
-    norm(x, &final_norm_, normed, tokens);
-    std::vector<Tensor> found = finish(step, normed, tokens);
+    keep_states(step, layers_.size(), rows, states);
+    norm(rows.x, &final_norm_, rows.normed, rows.tokens);
+    std::vector<Tensor> found = finish(step, rows.normed, rows.tokens);
     if (!step.layers.empty()) found.push_back(std::move(states));
     return found;
   }
 
  private:
-  using FeedForward = std::variant<Mlp<T>, Experts<T>>;
+  using FeedForward = std::variant<Mlp<T>, Experts<T>, Beside<T>>;
 
   struct Layer {
     std::optional<Norm> before_mixers, after_mixers, before_mlp, after_mlp;
@@ -111,16 +128,27 @@ class DecoderOf final : public Decoder {
     std::optional<FeedForward> mlp;
     bool parallel;
     float multiplier;
+    std::optional<LayerInput<T>> input;
+    float scale;
+    size_t number;
+  };
+
+  // Of each token: the states x[stride_], what is normed of them, what a draft head reads, and its inputs of all layers.
+  struct Rows {
+    T *x, *normed, *both, *inputs;
+    int64_t tokens;
   };
 
   static constexpr int64_t kNormRows = 8;
   static constexpr size_t kKeptBytes = 1 << 26;
 
   std::unique_ptr<Mixer<T>> mixer_of(const AttentionParts& parts) {
-    return std::make_unique<Attention<T>>(shape_, parts, attentions_++);
+    const std::optional<int64_t>& keys_of = std::get<14>(parts);
+    TORCH_CHECK(!keys_of || static_cast<size_t>(*keys_of) < attentions_, "keys are read before they are made");
+    return std::make_unique<Attention<T>>(parts, keys_of ? *keys_of : attentions_++);
   }
   std::unique_ptr<Mixer<T>> mixer_of(const LatentParts& parts) {
-    return std::make_unique<Latents<T>>(shape_, parts, attentions_++);
+    return std::make_unique<Latents<T>>(parts, attentions_++);
   }
   std::unique_ptr<Mixer<T>> mixer_of(const ShortConvParts& parts) {
     return std::make_unique<ShortConv<T>>(parts, recurrences_++);
@@ -139,55 +167,89 @@ class DecoderOf final : public Decoder {
     return parts ? std::optional<Norm>(*parts) : std::nullopt;
   }
 
-  static FeedForward feed_forward_of(const std::variant<MlpParts, ExpertsParts>& parts) {
-    if (const auto* mlp = std::get_if<MlpParts>(&parts)) return Mlp<T>(*mlp);
-    return Experts<T>(std::get<ExpertsParts>(parts));
-  }
+  static FeedForward feed_forward_of(const MlpParts& parts) { return Mlp<T>(parts); }
+  static FeedForward feed_forward_of(const ExpertsParts& parts) { return Experts<T>(parts); }
+  static FeedForward feed_forward_of(const BesideParts& parts) { return Beside<T>(parts); }
 
   static const Norm* address(const std::optional<Norm>& norm) { return norm ? &*norm : nullptr; }
 
   T* buffer(int64_t place, int64_t rows, int64_t stride) { return shop_.buffer<T>(place, rows, stride); }
 
-  // Changes x, [tokens][stride]; leaves the wanted ones only if it `narrows`. Returns how many there are then.
-  int64_t run_layer(const Layer& layer, const Step& step, size_t number, T* x, T* both, T* normed, int64_t tokens,
-                    bool narrows) {
-    const T* read = norm(x, address(layer.before_mixers), normed, tokens);
-    if (both) set_behind(read, both, tokens);
-    const T* given = both ? both : read;
+  Rows begin(const Step& step) {
+    const int64_t tokens = step.ids.size(0);
+    T* x = step.images && std::get<0>(*step.images) ? given(*std::get<0>(*step.images), tokens)
+                                                    : embed(step.ids, step.positions);
+    T* inputs = inputs_ ? inputs_->of(shop_, step.ids, x, tokens) : nullptr;
+    T* both = fusion_ ? beside(x, step, tokens) : nullptr;
+    return {x, buffer(1, tokens, stride_), both, inputs, tokens};
+  }
+
+  // Changes the states; leaves the wanted tokens only if it `narrows`.
+  void run_layer(const Layer& layer, const Step& step, Rows& rows, bool narrows) {
+    const T* read = norm(rows.x, address(layer.before_mixers), rows.normed, rows.tokens);
+    if (rows.both) set_behind(read, rows.both, rows.tokens);
+    const T* given = rows.both ? rows.both : read;
     for (size_t i = 0; i + 1 < layer.mixers.size(); ++i) {
       const Mixer<T>& mixer = *layer.mixers[i];
-      const T* mixed = mixer.mix(shop_, planner_, step, given, tokens);
-      add_product(mixer.out(), mixed, layer.after_mixers, layer.multiplier, x, tokens);
+      const T* mixed = mixer.mix(shop_, planner_, step, given, rows.tokens);
+      add_product(mixer.out(), mixed, layer.after_mixers, layer.multiplier, rows);
     }
     const Mixer<T>* mixer = layer.mixers.empty() ? nullptr : layer.mixers.back().get();
-    T* mixed = mixer ? mixer->mix(shop_, planner_, step, given, tokens) : nullptr;
+    T* mixed = mixer ? mixer->mix(shop_, planner_, step, given, rows.tokens) : nullptr;
     if (narrows) {
-      keep_wanted(step.wanted, x, stride_);
       if (mixer) keep_wanted(step.wanted, mixed, mixer->out().depth());
-      if (layer.parallel && read != x) keep_wanted(step.wanted, normed, stride_);
-      tokens = step.wanted.size(0);
+      if (layer.parallel && read != rows.x) keep_wanted(step.wanted, rows.normed, stride_);
+      keep_wanted(step.wanted, rows);
     }
     const auto add_mixed = [&] {
-      if (mixer) add_product(mixer->out(), mixed, layer.after_mixers, layer.multiplier, x, tokens);
+      if (mixer) add_product(mixer->out(), mixed, layer.after_mixers, layer.multiplier, rows);
     };
-    if (!layer.mlp) {
-      add_mixed();
-      return tokens;
+    if (!layer.mlp || !layer.parallel) add_mixed();
+    if (layer.mlp) {
+      if (!layer.parallel || layer.before_mlp) read = norm(rows.x, address(layer.before_mlp), rows.normed, rows.tokens);
+      const auto first = [&] {
+        if (layer.parallel) add_mixed();
+      };
+      std::visit([&](const auto& mlp) { add_mlp(mlp, layer, read, rows, first); }, *layer.mlp);
     }
-    if (!layer.parallel) add_mixed();
-    if (!layer.parallel || layer.before_mlp) read = norm(x, address(layer.before_mlp), normed, tokens);
-    if (const auto* mlp = std::get_if<Mlp<T>>(&*layer.mlp)) {
-      const T* inner = mlp->inner(shop_, read, tokens);
-      if (layer.parallel) add_mixed();
-      add_product(mlp->down(), inner, layer.after_mlp, layer.multiplier, x, tokens);
-    } else {
-      const Experts<T>& experts = std::get<Experts<T>>(*layer.mlp);
-      experts.begin(shop_, work_, read, tokens);
-      if (layer.parallel) add_mixed();
-      add([&](const auto& sink) { experts.apply(shop_, work_, tokens, sink); }, layer.after_mlp, layer.multiplier, x,
-          tokens);
-    }
-    return tokens;
+    if (layer.input) add_input(*layer.input, layer.number, rows);
+    if (layer.scale != 1.0f) multiply(layer.scale, rows);
+  }
+
+  // What an MLP makes of read[tokens] is added to the states, behind what `first` adds.
+  template <typename First>
+  void add_mlp(const Mlp<T>& mlp, const Layer& layer, const T* read, Rows& rows, const First& first) {
+    const T* inner = mlp.inner(shop_, read, rows.tokens);
+    first();
+    add_product(mlp.down(), inner, layer.after_mlp, layer.multiplier, rows);
+  }
+
+  template <typename First>
+  void add_mlp(const Experts<T>& experts, const Layer& layer, const T* read, Rows& rows, const First& first) {
+    experts.begin(shop_, work_, read, read, rows.tokens);
+    first();
+    add([&](const auto& sink) { experts.apply(shop_, work_, rows.tokens, sink); }, layer.after_mlp, layer.multiplier,
+        rows);
+  }
+
+  template <typename First>
+  void add_mlp(const Beside<T>& both, const Layer& layer, const T* read, Rows& rows, const First& first) {
+    T* delta = buffer(7, rows.tokens, stride_);
+    both.write(shop_, work_, rows.x, read, rows.tokens, stride_, delta);
+    first();
+    add_delta(delta, *layer.after_mlp, layer.multiplier, rows);
+  }
+
+  void add_input(const LayerInput<T>& input, size_t number, Rows& rows) {
+    const int64_t stride = inputs_->stride(), width = stride / static_cast<int64_t>(layers_.size());
+    const T* inner = input.inner(shop_, rows.x, rows.inputs + static_cast<int64_t>(number) * width, stride, rows.tokens);
+    add_normed([&](const auto& sink) { input.out().apply(shop_.team, shop_.scratch, inner, rows.tokens, sink); },
+               input.behind(), 1.0f, rows);
+  }
+
+  void multiply(float by, Rows& rows) {
+    for (T* row = rows.x; row < rows.x + rows.tokens * stride_; row += stride_)
+      for (int64_t i = 0; i < hidden_; ++i) narrow(widen(row[i]) * by, row[i]);
   }
 
   T* embed(const Tensor& ids, const Tensor& positions) {
@@ -228,12 +290,13 @@ class DecoderOf final : public Decoder {
   }
 
   // Puts what layer `number` reads in its place, or places, of the states that are wanted.
-  void keep_states(const Step& step, size_t number, const T* x, int64_t tokens, const Tensor& states) {
+  void keep_states(const Step& step, size_t number, const Rows& rows, const Tensor& states) {
     const int64_t count = static_cast<int64_t>(step.layers.size());
     for (int64_t place = 0; place < count; ++place) {
       if (step.layers[place] != static_cast<int64_t>(number)) continue;
       T* to = states.mutable_data_ptr<T>() + place * hidden_;
-      for (int64_t t = 0; t < tokens; ++t) std::copy_n(x + t * stride_, hidden_, to + t * count * hidden_);
+      for (int64_t t = 0; t < rows.tokens; ++t)
+        std::copy_n(rows.x + t * stride_, hidden_, to + t * count * hidden_);
     }
   }
 
@@ -280,36 +343,47 @@ class DecoderOf final : public Decoder {
     return out;
   }
 
-  // x[tokens] += multiplier times matrix of from, with its bias, normed if there is a norm behind it.
-  void add_product(const Linear<T>& matrix, const T* from, const std::optional<Norm>& behind, float multiplier, T* x,
-                   int64_t tokens) {
-    add([&](const auto& sink) { matrix.apply(shop_.team, shop_.scratch, from, tokens, sink); }, behind, multiplier, x,
-        tokens);
+  // The states += multiplier times matrix of from, with its bias, normed if there is a norm behind it.
+  void add_product(const Linear<T>& matrix, const T* from, const std::optional<Norm>& behind, float multiplier,
+                   Rows& rows) {
+    add([&](const auto& sink) { matrix.apply(shop_.team, shop_.scratch, from, rows.tokens, sink); }, behind, multiplier,
+        rows);
   }
 
-  // x[tokens] += multiplier times what `apply` gives a sink as `Linear::apply` does, normed if there is a norm behind it.
+  // The states += multiplier times what `apply` gives a sink as `Linear::apply` does, normed if there is a norm behind it.
   template <typename Apply>
-  void add(const Apply& apply, const std::optional<Norm>& behind, float multiplier, T* x, int64_t tokens) {
-    if (behind) return add_normed(apply, *behind, multiplier, x, tokens);
+  void add(const Apply& apply, const std::optional<Norm>& behind, float multiplier, Rows& rows) {
+    if (behind) return add_normed(apply, *behind, multiplier, rows);
     apply([&](int64_t row, int64_t first, float* found, int64_t count) {
       if (multiplier != 1.0f)
         for (int64_t i = 0; i < count; ++i) found[i] *= multiplier;
-      add_rounded(x + row * stride_ + first, found, count);
+      add_rounded(rows.x + row * stride_ + first, found, count);
     });
   }
 
   template <typename Apply>
-  void add_normed(const Apply& apply, const Norm& behind, float multiplier, T* x, int64_t tokens) {
-    T* delta = buffer(7, tokens, stride_);
+  void add_normed(const Apply& apply, const Norm& behind, float multiplier, Rows& rows) {
+    T* delta = buffer(7, rows.tokens, stride_);
     apply([&](int64_t row, int64_t first, float* found, int64_t count) {
       for (int64_t i = 0; i < count; ++i) narrow(found[i], delta[row * stride_ + first + i]);
     });
-    shop_.in_blocks(tokens, kNormRows, [&](int64_t from_row, int64_t to) {
+    add_delta(delta, behind, multiplier, rows);
+  }
+
+  // The states += multiplier times delta[tokens][stride_], normed.
+  void add_delta(T* delta, const Norm& behind, float multiplier, Rows& rows) {
+    shop_.in_blocks(rows.tokens, kNormRows, [&](int64_t from_row, int64_t to) {
       for (int64_t t = from_row; t < to; ++t) {
         behind.apply(delta + t * stride_, delta + t * stride_, hidden_);
-        add_row(x + t * stride_, delta + t * stride_, hidden_, multiplier);
+        add_row(rows.x + t * stride_, delta + t * stride_, hidden_, multiplier);
       }
     });
+  }
+
+  void keep_wanted(const Tensor& wanted, Rows& rows) {
+    keep_wanted(wanted, rows.x, stride_);
+    if (rows.inputs) keep_wanted(wanted, rows.inputs, inputs_->stride());
+    rows.tokens = wanted.size(0);
   }
 
   // Moves the wanted rows to the front; they ascend, so nothing is overwritten too early.
@@ -357,15 +431,17 @@ class DecoderOf final : public Decoder {
     return fresh;
   }
 
-  Shape shape_;
   Tensor embedding_, logits_;
   Norm final_norm_;
   Linear<T> head_;
   std::optional<Norm> embedding_norm_;
   std::optional<Linear<T>> fusion_;
-  int64_t hidden_, stride_, window_ = 0;
+  // The longest window, most heads of queries to one of keys, and how many layers there are up to the last that keeps anything.
+  int64_t hidden_, stride_, window_ = 0, group_ = 0;
+  size_t kept_ = 0;
   float embedding_multiplier_, logit_multiplier_, logit_cap_;
   MaybeTensor places_;
+  std::optional<LayerInputs<T>> inputs_;
   Workshop shop_;
   typename Experts<T>::Work work_;
   std::vector<Layer> layers_;
@@ -374,17 +450,15 @@ class DecoderOf final : public Decoder {
 };
 
 // `invariant`: a token gets the same bits in any step (`scratch.h`).
-std::unique_ptr<Decoder> make_decoder(int64_t heads, int64_t kv_heads, int64_t dim, int64_t threads, bool invariant,
-                                      Tensor embedding, const NormParts& final_norm, const Matrix& head,
-                                      const Outside& outside) {
+std::unique_ptr<Decoder> make_decoder(int64_t threads, bool invariant, Tensor embedding, const NormParts& final_norm,
+                                      const Matrix& head, const Outside& outside) {
   // Not a call guard of `py::init`: that one is still held when pybind11 enters the decoder in its table of all
   // instances, which any other thread may be changing then.
   const pybind11::gil_scoped_release packing;
-  const Shape shape{heads, kv_heads, dim};
   if (embedding.scalar_type() == at::kFloat)
-    return std::make_unique<DecoderOf<float>>(shape, threads, invariant, embedding, final_norm, head, outside);
+    return std::make_unique<DecoderOf<float>>(threads, invariant, embedding, final_norm, head, outside);
   TORCH_CHECK(embedding.scalar_type() == at::kBFloat16, "weights are float32 or bfloat16");
-  return std::make_unique<DecoderOf<BFloat16>>(shape, threads, invariant, embedding, final_norm, head, outside);
+  return std::make_unique<DecoderOf<BFloat16>>(threads, invariant, embedding, final_norm, head, outside);
 }
 
 // ids, positions, slots int64[T]; rows, prefixes, extends int64[B]; wanted int64[S] ascending; table int32[R, width];

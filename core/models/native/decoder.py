@@ -44,10 +44,8 @@ class NativeDecoder:
     ) -> None:
         self._spec, self.invariant, self._images = spec, invariant, images
         weights = decoder_weights(model, spec)
-        shape = weights.shape
         self._decoder = extension.Decoder(
-            *(shape.heads, shape.kv_heads, shape.head_dim, threads, invariant),
-            *(weights.embedding, weights.final_norm, weights.head, weights.outside),
+            threads, invariant, weights.embedding, weights.final_norm, weights.head, weights.outside
         )
         for layer in decoder_layers(model, spec):
             self._decoder.add_layer(layer)
@@ -90,9 +88,11 @@ class NativeDecoder:
         """float32[S, vocab_size]: logits at `batch.last_indices`. Sets the hidden states that the batch wants."""
         if batch.kv_pool.recorder is not None:
             batch.kv_pool.recorder.wrote("kv", batch.out_cache_loc)
-        positions, images = (batch.positions, None) if self._images is None else self._images.of(batch)
+        ids, positions, images = (
+            (batch.input_ids, batch.positions, None) if self._images is None else self._images.of(batch)
+        )
         logits, *states = self._decoder.forward(
-            batch.input_ids,
+            ids,
             positions,
             batch.out_cache_loc,
             batch.rows,

@@ -60,9 +60,10 @@ class Experts {
     if (gate) gate_ = gate->contiguous().view({-1});
   }
 
-  // Chooses experts for normed[tokens], and has all of them compute what is between their two products.
-  void begin(Workshop& shop, Work& work, const T* normed, int64_t tokens) const {
-    router_.route(shop, work.room, normed, tokens, work.routing);
+  // Chooses experts for normed[tokens] by asked[tokens], mostly the same, and has all of them compute what is between their
+  // two products.
+  void begin(Workshop& shop, Work& work, const T* asked, const T* normed, int64_t tokens) const {
+    router_.route(shop, work.room, asked, tokens, work.routing);
     weigh_common(work, normed, tokens);
     share_out(shop, work, normed, tokens);
     each_panel(shop, work, &Mlp<T>::into, [](const Share& share, const Part& part, const void* next, Scratch& scratch) {

@@ -11,7 +11,18 @@ from typing import Any
 
 import torch
 
-from core.models.native.declaration import Family, Mixture
+from core.models.native.declaration import BesideNames, Family, Mixture
+from core.models.native.recurrent_families import (
+    BAMBA,
+    FALCON_H1,
+    GRANITE,
+    GRANITE_HYBRID,
+    GRANITE_MOE,
+    JAMBA,
+    LFM2,
+    MAMBA,
+    NEMOTRON_H,
+)
 
 
 def _llama4_temperature(attention: Any, positions: torch.Tensor) -> torch.Tensor | None:
@@ -32,6 +43,14 @@ def _turns_in_windows(attention: Any) -> bool:
     return attention.sliding_window is None or bool(attention.is_sliding)
 
 
+def _gemma4_lacks(config: Any) -> str | None:
+    if config.use_bidirectional_attention == "all":
+        return "attention in both directions"
+    if getattr(config, "hidden_size_per_layer_input", 0) and config.vocab_size_per_layer_input < config.vocab_size:
+        return "tokens that its layers have no inputs for"
+    return None
+
+
 LLAMA = Family()
 AROUND = Family(
     after_attention="post_attention_layernorm",
@@ -39,6 +58,14 @@ AROUND = Family(
     after_mlp="post_feedforward_layernorm",
     logit_cap=lambda config: config.final_logit_softcapping,
     lacks=lambda config: "attention in both directions" if config.use_bidirectional_attention else None,
+)
+GEMMA4 = replace(
+    AROUND,
+    v_norm="v_norm",
+    shares=lambda attention: attention.is_kv_shared_layer,
+    mixture=Mixture(router="router", beside=BesideNames()),
+    scale="layer_scalar",
+    lacks=_gemma4_lacks,
 )
 BEHIND = Family(
     before_attention="",
@@ -66,11 +93,6 @@ COHERE2 = Family(
     neighbours=True,
     turns=lambda attention: attention.sliding_window is not None or getattr(attention, "force_rope", False),
     logit_multiplier=lambda config: config.logit_scale,
-)
-GRANITE = Family(
-    embedding_multiplier=lambda config: config.embedding_multiplier,
-    multiplier=lambda config: config.residual_multiplier,
-    logit_multiplier=lambda config: 1.0 / config.logits_scaling,
 )
 PHI = Family(
     final_norm="final_layernorm",
@@ -154,14 +176,6 @@ OPT = Family(
         else "norms behind what they are added to, or projections of its embeddings"
     ),
 )
-GRANITE_MOE = replace(
-    GRANITE,
-    mlp="block_sparse_moe",
-    into=("input_linear",),
-    down="output_linear",
-    activation="activation",
-    mixture=Mixture(router="router", shared="shared_mlp"),
-)
 HUNYUAN = Family(
     q_norm="query_layernorm",
     k_norm="key_layernorm",
@@ -208,57 +222,6 @@ LLAMA4 = Family(
     activation="activation_fn",
     mixture=Mixture(router="router", shared="shared_expert", weighs_inputs=True),
 )
-LFM2 = Family(
-    final_norm="embedding_norm",
-    before_attention="operator_norm",
-    before_mlp="ffn_norm",
-    recurrence="conv",
-    out="out_proj",
-    q_norm="q_layernorm",
-    k_norm="k_layernorm",
-    mlp="feed_forward",
-    into=("w1", "w3"),
-    down="w2",
-    activation="silu",
-)
-MAMBA = Family(final_norm="norm_f", before_attention="norm", recurrence="mixer")
-BAMBA = Family(final_norm="final_layernorm", before_mlp="pre_ff_layernorm", recurrence="mamba", mlp="feed_forward")
-JAMBA = replace(BAMBA, turns=lambda attention: False, mixture=Mixture(router="router"))
-NEMOTRON_H = Family(
-    final_norm="norm_f",
-    before_attention="norm",
-    before_mlp="norm",
-    attention="mixer",
-    recurrence="mixer",
-    turns=lambda attention: False,
-    mlp="mixer",
-    into=("up_proj",),
-    gated=False,
-    mixture=Mixture(shared="shared_experts"),
-    lacks=lambda config: "experts behind a projection to latents" if config.moe_latent_size is not None else None,
-)
-FALCON_H1 = Family(
-    final_norm="final_layernorm",
-    before_mlp="pre_ff_layernorm",
-    recurrence="mamba",
-    mlp="feed_forward",
-    attention_input=lambda config: config.attention_in_multiplier,
-    factors={
-        "k_proj": lambda config: config.key_multiplier,
-        "o_proj": lambda config: config.attention_out_multiplier,
-        "out_proj": lambda config: config.ssm_out_multiplier,
-        "gate_proj": lambda config: config.mlp_multipliers[0],
-        "down_proj": lambda config: config.mlp_multipliers[1],
-    },
-    embedding_multiplier=lambda config: config.embedding_multiplier,
-    logit_multiplier=lambda config: config.lm_head_multiplier,
-)
-GRANITE_HYBRID = replace(
-    GRANITE_MOE,
-    recurrence="mamba",
-    turns=lambda attention: attention.config.position_embedding_type == "rope",
-)
-
 FAMILIES: dict[str, Family] = {
     "afmoe": AFMOE,
     "arcee": Family(into=("up_proj",), gated=False),
@@ -282,6 +245,9 @@ FAMILIES: dict[str, Family] = {
     "gemma": LLAMA,
     "gemma2": AROUND,
     "gemma3_text": AROUND,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
     "glm": GLM,
     "glm4": GLM4,
     "glm4_moe": SHARED,

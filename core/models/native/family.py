@@ -31,7 +31,7 @@ from core.models.native.decoder import STORED, NativeDecoder
 from core.models.native.extension import is_built, load_extension
 from core.models.native.images import ImageSteps
 from core.models.native.reading import NotDense
-from core.models.native.weights import check_dense
+from core.models.native.weights import check_dense, tables_of
 from core.models.products.family import with_products
 from core.models.vision.tower import towers_of
 from core.native.kept_library import ExtensionUnavailable
@@ -66,7 +66,7 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
         with_products(model, config, progress)
         return model
     # Of the large matrices those that are read as they are; others are packed.
-    for part in (model.module.get_input_embeddings(), *towers_of(model.module)):
+    for part in (*tables_of(model.module), *towers_of(model.module)):
         own(part, checkpoint.path)
     upgraded = UpgradingModel(model, config.deterministic, KV_FORMATS[config.kv_cache_dtype])
     if config.native == "wait" or is_built():

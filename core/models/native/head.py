@@ -9,7 +9,7 @@ import torch
 from core.memory.kv_pool import KVPool
 from core.models.eagle.head import HeadStep
 from core.models.eagle.weights import HeadWeights
-from core.models.native.parts import Attention, Layer, Matrix, Mlp, Norm, Outside, Rotary
+from core.models.native.parts import Attention, HeadShape, Layer, Matrix, Mlp, Norm, Outside, Rotary
 
 OWN_FEATURES = (1,)
 """What stands behind its only layer."""
@@ -22,19 +22,20 @@ class NativeHead:
         self._keys, self._values = ([side(pool.layers[0].layer_id)] for side in (pool.k, pool.v))
         self._decoder = extension.Decoder(
             # What is guessed decides about no output, so it may be summed in any order.
-            *(weights.heads, weights.kv_heads, weights.head_dim, threads, False, weights.embedding),
+            *(threads, False, weights.embedding),
             *(_norm(weights, weights.final_norm), Matrix(weights.lm_head, None, None), Outside(1.0, 1.0, 0.0)),
         )
         qkv, out, gate_up, down = (
             Matrix(each, None, None) for each in (weights.qkv, weights.out, weights.gate_up, weights.down)
         )
         rotary = Rotary(weights.cos, weights.sin, False)
+        shape = HeadShape(weights.heads, weights.kv_heads, weights.head_dim)
         layer = Layer(
             before_mixers=_norm(weights, weights.feature_norm),
             after_mixers=None,
             before_mlp=_norm(weights, weights.mlp_norm),
             after_mlp=None,
-            mixers=(Attention(qkv, out, None, None, rotary, False, weights.scale, 0.0, 0, 0, None, None),),
+            mixers=(Attention(shape, qkv, out, None, None, None, rotary, False, weights.scale, 0.0, 0, 0, None, None),),
             mlp=Mlp(gate_up, down, True, "silu"),
             parallel=False,
             multiplier=1.0,

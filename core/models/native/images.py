@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from core.batch.forward_batch import ForwardBatch
 from core.models.native.parts import StepImages
 from core.models.native.reading import NotDense, half_of
+from core.models.vision.families import TOWERS
 from core.models.vision.tower import VisionTower, vision_spec
 
 
@@ -39,22 +40,26 @@ class ImageSteps:
 
     def keep_tower(self) -> None:
         """Let go of the matrices that compiled code has packed. Nothing may compute with the tree afterwards."""
-        text_body(self._model).layers = nn.ModuleList()
+        text = text_body(self._model)
+        text.layers = nn.ModuleList()
+        for name, part in self._model.base_model.named_children():
+            if name not in TOWERS and part is not text:  # It hears: no request brings sound.
+                setattr(self._model.base_model, name, None)
         head: Any = self._model.get_output_embeddings()
         if head.weight is not self._model.get_input_embeddings().weight:
             self._model.set_output_embeddings(nn.Identity())
 
-    def of(self, batch: ForwardBatch) -> tuple[torch.Tensor, StepImages | None]:
-        """int64[T], the positions of `batch`, and what it has of images: None in almost every step."""
-        vision = batch.vision
+    def of(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, StepImages | None]:
+        """int64[T] each, ids and positions of `batch`, and what it has of images: None in almost every step."""
+        vision, ids = batch.vision, self._tower.ids(batch)
         if vision is None:
-            return batch.positions, None
+            return ids, batch.positions, None
         places, angles = self._tower.positions(batch), None
         if vision.places is not None:
             angles = self._angles(places)
         both = [(each.place, each.end) for each in self._tower.both_ways(batch)]
         positions = places if places.dim() == 1 else places[0].contiguous()
-        return positions, StepImages(self._tower.embeddings(batch), angles, both)
+        return ids, positions, StepImages(self._tower.embeddings(batch), angles, both, self._tower.in_windows)
 
     @torch.inference_mode()
     def _angles(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,9 +20,9 @@ namespace slipstream {
 template <typename T>
 class Latents final : public Mixer<T> {
  public:
-  // `shape`: one KV head, whose elements are those of a key. `place`: of its keys among those of all layers.
-  Latents(const Shape& shape, const LatentParts& parts, size_t place)
-      : shape_{shape.heads, shape.kv_heads, shape.dim, std::get<4>(parts).size(1)},
+  // `place`: of its keys among those of all layers.
+  Latents(const LatentParts& parts, size_t place)
+      : shape_(shape_of(parts)),
         still_(std::get<4>(parts).size(2)),
         value_(std::get<5>(parts).size(1)),
         into_(std::get<0>(parts)),
@@ -39,12 +39,12 @@ class Latents final : public Mixer<T> {
     }
     weighing_ = {static_cast<float>(scale), 0.0f, 0, 0, nullptr};
     const int64_t given = into_.outputs() - shape_.dim;
-    TORCH_CHECK(shape_.kv_heads == 1 && absorb.size(0) == shape_.heads, "all heads share one latent");
     TORCH_CHECK((queries_ ? queries_->outputs() : given) == shape_.heads * query(), "queries of all heads");
     TORCH_CHECK(!queries_ || queries_->depth() == round_up(given, kDepth), "queries are made of ", given, " elements");
   }
 
   const Linear<T>& out() const override { return out_; }
+  int64_t group() const override { return shape_.group(); }
 
   T* mix(Workshop& shop, const Planner& planner, const Step& step, const T* normed, int64_t tokens) const override {
     const int64_t width = into_.outputs();
@@ -83,6 +83,13 @@ class Latents final : public Mixer<T> {
 #else
   static constexpr int64_t kPartHeads = 8;
 #endif
+
+  // One KV head, whose elements are those of a key: a latent and what is turned.
+  static Shape shape_of(const LatentParts& parts) {
+    const Tensor& absorb = std::get<4>(parts);
+    const int64_t rank = absorb.size(1);
+    return {absorb.size(0), 1, rank + 2 * std::get<0>(std::get<7>(parts)).size(1), rank};
+  }
 
   struct Queries {
     const T* of;  // [tokens][stride], all heads' side by side

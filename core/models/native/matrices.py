@@ -12,21 +12,12 @@ from transformers.pytorch_utils import Conv1D
 
 from core.models.native.declaration import Family
 from core.models.native.grouped import fused_groups
-from core.models.native.parts import Matrix, Norm
+from core.models.native.parts import HeadShape, Matrix, Norm
 from core.models.native.reading import NotDense, read_norm
 from core.models.native.recurrences import reordered, scaled
 from core.models.quantized.grouped import grouped_weight
 
 PLAIN = (torch.Tensor, nn.Parameter)
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """Sizes that all layers which attend have in common; 0 if none does."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
 
 
 def one_behind_the_other(linears: Sequence[Any]) -> Matrix:
@@ -62,6 +53,11 @@ class Reader:
     tables: torch.dtype = torch.float32
     """What rotary embeddings are asked for: most give what they are given states in."""
 
+    def norm_of(self, module: Any, name: str, width: int | None = None) -> Norm | None:
+        """What `module` calls `name`; None if it has no such norm, or one that changes nothing."""
+        found = getattr(module, name, None) if name else None
+        return None if found is None or isinstance(found, nn.Identity) else self.norm(found, width)
+
 
 def fused_product(
     reader: Reader, family: Family, config: Any, module: Any, names: Sequence[str], given: float = 1.0
@@ -91,7 +87,7 @@ def linear_of(module: Any, name: str) -> Any:
     return as_linear(getattr(module, name))
 
 
-def sorted_by_kind(fused: Matrix, family: Family, shape: DecoderShape) -> Matrix:
+def sorted_by_kind(fused: Matrix, family: Family, shape: HeadShape) -> Matrix:
     """Rows of all queries, all keys, all values, and of all gates where each head's query has one behind it."""
     rows, queries = torch.arange(len(fused.weight)), shape.heads * shape.head_dim
     if family.by_head:

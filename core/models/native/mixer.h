@@ -20,6 +20,10 @@ class Mixer {
   // and lost when the next mixer runs.
   virtual T* mix(Workshop& shop, const Planner& planner, const Step& step, const T* read, int64_t tokens) const = 0;
   virtual const Linear<T>& out() const = 0;
+  // Whether it keeps anything of a token for later ones.
+  virtual bool keeps() const { return true; }
+  // How many heads of queries share a head of keys, 0 if it does not attend.
+  virtual int64_t group() const { return 0; }
   // How many keys a query sees at most, if not all before it, else 0.
   virtual int64_t window() const { return 0; }
 };

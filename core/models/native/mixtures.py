@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from core.models.native.parts import Clamp, Matrix, Router
-from core.models.native.reading import ALIKE, NotDense, activation_name
+from core.models.native.parts import Clamp, Matrix, Norm, Router
+from core.models.native.reading import ALIKE, NotDense, activation_name, plain_norm, read_norm
 
 TOKENS = 128
 """Tried with a router."""
@@ -49,17 +49,32 @@ def router_product(router: Any, hidden: int) -> RouterProduct:
 
 
 @torch.inference_mode()
+def router_norm(router: Any) -> Norm | None:
+    """What `router` norms states by, times the scale that follows (Gemma 4); None if it has no norm."""
+    if not hasattr(router, "norm"):
+        return None
+    hidden = next(each.shape[1] for each in router.parameters() if each.dim() == 2)
+    norm = read_norm(router.norm, hidden)
+    scale = router.scale.detach().float() * float(router.scalar_root_size)
+    return norm._replace(weight=norm.weight * scale)
+
+
+@torch.inference_mode()
 def read_router(router: Any, matrix: Matrix, dtype: torch.dtype, correction: torch.Tensor | None) -> Router:
     """What `router` computes with `matrix`; `correction` is that of the module around it. Raises NotDense."""
     hidden = matrix.weight.shape[1]
     given = router_product(router, hidden)
     spread = float(given.weight.float().std()) * hidden**0.5
     x = (torch.randn(TOKENS, hidden, generator=torch.Generator().manual_seed(0)) * (2.0 / (spread or 1.0))).to(dtype)
+    own = router_norm(router)
+    read = x if own is None else plain_norm(own, x).to(dtype)
     takes = len(inspect.signature(router.forward).parameters)
     logits, weights = _dense(_asked(router, x, *((correction,) if takes > 1 else ())))
-    rounded = functional.linear(x.to(given.weight.dtype), given.weight, given.bias)
-    rounds = rounded.dtype != torch.float32 and torch.equal(logits.to(rounded.dtype), rounded)
-    wide = functional.linear(x.float(), given.weight.float(), None if given.bias is None else given.bias.float())
+    rounded = functional.linear(read.to(given.weight.dtype), given.weight, given.bias)
+    # A router that norms says probabilities, not logits.
+    alike = own is not None or torch.equal(logits.to(rounded.dtype), rounded)
+    rounds = rounded.dtype != torch.float32 and alike
+    wide = functional.linear(read.float(), given.weight.float(), None if given.bias is None else given.bias.float())
     for candidate in _candidates(router, matrix, correction, rounds):
         off = (plain_weights(candidate, rounded.float() if rounds else wide) - weights).abs().amax(-1)
         good = off <= ROUTER_TOLERANCE[dtype] * float(weights.abs().max())
@@ -96,6 +111,7 @@ def _candidates(router: Any, matrix: Matrix, correction: torch.Tensor | None, ro
     given = int(getattr(router, "num_group", None) or 1)
     factor = next((float(getattr(router, name)) for name in FACTORS if hasattr(router, name)), 1.0)
     jitter = float(getattr(router, "router_jitter_noise", 0.0) or 0.0)
+    scales = getattr(router, "per_expert_scale", None)
     scorings = ("softmax", "sigmoid", "chosen", "sparsemixer")
     # Groups that are given need not be looked at (DeepSeek-V2-Lite).
     counts = sorted({given, 1}, reverse=True)
@@ -106,7 +122,7 @@ def _candidates(router: Any, matrix: Matrix, correction: torch.Tensor | None, ro
             matrix=matrix,
             correction=None if added is None else added.detach().float().reshape(-1),
             scoring=scoring,
-            top_k=int(router.top_k),
+            top_k=int(router.top_k if hasattr(router, "top_k") else router.config.top_k_experts),
             groups=groups,
             kept_groups=int(getattr(router, "topk_group", None) or 1) if groups > 1 else 1,
             best_of_group=best,
@@ -114,6 +130,7 @@ def _candidates(router: Any, matrix: Matrix, correction: torch.Tensor | None, ro
             factor=factor,
             jitter=jitter,
             rounds=rounds,
+            scales=None if scales is None else scales.detach().float(),
         )
 
 
@@ -139,7 +156,8 @@ def plain_weights(router: Router, logits: torch.Tensor) -> torch.Tensor:
         weights = weights.softmax(-1)
     if router.renormalises:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return torch.zeros_like(logits).scatter_(1, chosen, weights * router.factor)
+    scales = 1.0 if router.scales is None else router.scales[chosen]
+    return torch.zeros_like(logits).scatter_(1, chosen, weights * router.factor * scales)
 
 
 SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -30,11 +30,17 @@ using NormParts = std::tuple<Tensor, MaybeTensor, double, bool, int64_t>;
 // cos and sin float32 [positions, R / 2] of the first R elements of a head, and whether a pair is two neighbours.
 using RotaryParts = std::tuple<Tensor, Tensor, bool>;
 
-// Projections of queries, keys and values, with one of gates behind them or none, and of the output; norms of queries and
-// keys; rotary embedding, and whether it comes before the norms; scale and soft cap of scores (0: none); keys that a query sees, itself included (0: all); the
-// length of chunks that it sees no key outside of (0: one chunk); sinks [H]; by position what queries are multiplied by.
-using AttentionParts = std::tuple<Matrix, Matrix, std::optional<NormParts>, std::optional<NormParts>,
-                                  std::optional<RotaryParts>, bool, double, double, int64_t, int64_t, MaybeTensor, MaybeTensor>;
+// Heads of queries, heads of keys, and elements of a head.
+using ShapeParts = std::tuple<int64_t, int64_t, int64_t>;
+
+// Heads; projections of queries, keys and values, with one of gates behind them or none, and of the output: without values
+// these are the keys before their norm, without keys another layer's are read; norms of queries, keys and values; rotary embedding, and whether it comes before the norms; scale and soft cap of scores (0: none); keys that a query sees, itself included (0: all); the
+// length of chunks that it sees no key outside of (0: one chunk); sinks [H]; by position what queries are multiplied by; the
+// place of the keys that are read, among those of all layers, unless it has its own.
+using AttentionParts =
+    std::tuple<ShapeParts, Matrix, Matrix, std::optional<NormParts>, std::optional<NormParts>, std::optional<NormParts>,
+               std::optional<RotaryParts>, bool, double, double, int64_t, int64_t, MaybeTensor, MaybeTensor,
+               std::optional<int64_t>>;
 
 // Into what queries are made of, the latent and what is turned of a key; norm of the former, and what makes queries of it, or
 // none; norm of the latent; by head from queries to latents [H, R, nope] and from latents to values [H, V, R]; out of all
@@ -73,8 +79,10 @@ using MixerParts =
 using StepStates = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::vector<MaybeTensor>>;
 
 // What a step has of images: embeddings [T, C] in the place of those of ids; cos and sin [T, R / 2] in the place of those of
-// positions; from which token of the step to which, ascending, tokens see each other in both directions.
-using StepImages = std::tuple<MaybeTensor, std::optional<std::pair<Tensor, Tensor>>, std::vector<std::pair<int64_t, int64_t>>>;
+// positions; from which token of the step to which, ascending, tokens see each other in both directions, and whether they do
+// that in layers with windows alone.
+using StepImages = std::tuple<MaybeTensor, std::optional<std::pair<Tensor, Tensor>>,
+                              std::vector<std::pair<int64_t, int64_t>>, bool>;
 
 // Into and out of the inner width, whether gate and up come together, and the activation.
 using MlpParts = std::tuple<Matrix, Matrix, bool, std::string>;
@@ -82,9 +90,9 @@ using MlpParts = std::tuple<Matrix, Matrix, bool, std::string>;
 // The product with [E, C], of weights of the model's type or wider; what is added to scores for the choice alone [E]; how
 // logits become scores; how many experts a token gets; groups, how many of them are chosen from, and how many of a
 // group's best scores are its own; whether weights are made to sum to 1; what they are multiplied by; the jitter of a
-// "sparsemixer"; whether logits are rounded.
+// "sparsemixer"; whether logits are rounded; by expert what weights are multiplied by at last [E], or nothing.
 using RouterParts = std::tuple<Matrix, MaybeTensor, std::string, int64_t, int64_t, int64_t, int64_t, bool, double, double,
-                               bool>;
+                               bool, MaybeTensor>;
 
 // alpha, limit and offset of a gate that is clamped.
 using ClampParts = std::tuple<double, double, double>;
@@ -94,10 +102,24 @@ using ClampParts = std::tuple<double, double, double>;
 using ExpertsParts = std::tuple<RouterParts, Tensor, MaybeTensor, Tensor, MaybeTensor, bool, std::string,
                                 std::optional<ClampParts>, std::optional<MlpParts>, MaybeTensor, bool>;
 
+// An MLP and experts beside it, which read the states and not what it reads; norms behind the MLP, before the router, before
+// the experts and behind them.
+using BesideParts = std::tuple<MlpParts, ExpertsParts, NormParts, NormParts, NormParts, NormParts>;
+
+// What a layer does with its own input of a token: a gate of the states into its width, out of it, the norm behind, and the
+// activation of the gate.
+using LayerInputParts = std::tuple<Matrix, Matrix, NormParts, std::string>;
+
+// Inputs of all L layers, P elements each: by token id [V, L P], and what they are multiplied by; from embeddings, what that
+// is multiplied by, and the norm of each layer's; what the sum of both is multiplied by.
+using LayerInputsParts = std::tuple<Tensor, double, Matrix, double, NormParts, double>;
+
 // Norms before and after its mixers, before and after the MLP; mixers, which all read the same; the MLP or its experts;
-// whether that reads the same too; what their results are multiplied by.
+// whether that reads the same too; what their results are multiplied by; what it does with its own input; and what the states
+// are multiplied by at last.
 using LayerParts =
     std::tuple<std::optional<NormParts>, std::optional<NormParts>, std::optional<NormParts>, std::optional<NormParts>,
-               std::vector<MixerParts>, std::optional<std::variant<MlpParts, ExpertsParts>>, bool, double>;
+               std::vector<MixerParts>, std::optional<std::variant<MlpParts, ExpertsParts, BesideParts>>, bool, double,
+               std::optional<LayerInputParts>, double>;
 
 }  // namespace slipstream

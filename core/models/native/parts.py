@@ -47,17 +47,30 @@ class Rotary(NamedTuple):
     neighbours: bool
 
 
+class HeadShape(NamedTuple):
+    """Heads of queries, heads of keys and of values, and elements of each."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
 class Attention(NamedTuple):
     """`qkv` has the rows of all queries, keys and values, and, if outputs are multiplied by sigmoids, of these gates.
+
+    Without rows of values, these are the keys as they are before their norm. Without rows of keys, those of another
+    layer are read: `keys_of` is its place among all layers that have keys.
 
     `scale` multiplies scores; `cap`, unless 0, is what they stay below; `window`, unless 0, is how many keys a query
     sees, its own included; `chunk`, unless 0, the length of chunks beyond which it sees none; `sinks` [H] are scores of
     a key without a value; queries are multiplied by their position's `temperature`, float32[positions]."""
 
+    shape: HeadShape
     qkv: Matrix
     out: Matrix
     q_norm: Norm | None
     k_norm: Norm | None
+    v_norm: Norm | None
     rotary: Rotary | None
     turns_first: bool
     """Whether queries and keys are turned before they are normed."""
@@ -67,6 +80,7 @@ class Attention(NamedTuple):
     chunk: int
     sinks: torch.Tensor | None
     temperature: torch.Tensor | None
+    keys_of: int | None = None
 
 
 class Latents(NamedTuple):
@@ -188,6 +202,8 @@ class Router(NamedTuple):
     jitter: float
     rounds: bool
     """Whether logits are rounded to the model's type."""
+    scales: torch.Tensor | None = None
+    """[E]: what weights are multiplied by at last, by expert."""
 
 
 class Clamp(NamedTuple):
@@ -218,6 +234,41 @@ class Experts(NamedTuple):
     """Whether what experts read is multiplied by a token's weight, not what they give."""
 
 
+class Beside(NamedTuple):
+    """An MLP, and experts beside it that read the states by norms of their own. What each gives is normed."""
+
+    mlp: Mlp
+    experts: Experts
+    behind_mlp: Norm
+    before_router: Norm
+    before_experts: Norm
+    behind_experts: Norm
+
+
+class LayerInput(NamedTuple):
+    """What a layer does with its own input of a token, [P]: `gate` [P, C] of the states, through an activation, times
+    that input, goes `out` [C, P] and through a norm, and is added to the states.
+    """
+
+    gate: Matrix
+    out: Matrix
+    behind: Norm
+    activation: str
+
+
+class LayerInputs(NamedTuple):
+    """Inputs of all L layers: of a token's id, a row of `table` [V, L P] times `multiplier`; of its embedding, the
+    product with `matrix` [L P, C] times `factor`, normed by layer. Their sum is multiplied by `both`.
+    """
+
+    table: torch.Tensor
+    multiplier: float
+    matrix: Matrix
+    factor: float
+    norm: Norm
+    both: float
+
+
 class Layer(NamedTuple):
     """Norms where there are any. Its mixers all read the same; in a `parallel` one the MLP does too, or its own norm of
     it.
@@ -228,10 +279,13 @@ class Layer(NamedTuple):
     before_mlp: Norm | None
     after_mlp: Norm | None
     mixers: tuple[Mixer, ...]
-    mlp: Mlp | Experts | None
+    mlp: Mlp | Experts | Beside | None
     parallel: bool
     multiplier: float
     """Of what mixers and the MLP add to the states."""
+    input: LayerInput | None = None
+    scale: float = 1.0
+    """Of the states, behind all of it."""
 
 
 class Outside(NamedTuple):
@@ -244,6 +298,7 @@ class Outside(NamedTuple):
     logit_multiplier: float
     logit_cap: float
     places: torch.Tensor | None = None
+    inputs: LayerInputs | None = None
 
 
 class StepImages(NamedTuple):
@@ -255,6 +310,8 @@ class StepImages(NamedTuple):
     embeddings: torch.Tensor | None
     angles: tuple[torch.Tensor, torch.Tensor] | None
     both_ways: list[tuple[int, int]]
+    in_windows: bool
+    """Whether they do that in layers with windows alone."""
 
 
 class StepStates(NamedTuple):

@@ -63,6 +63,8 @@ class Planner {
     own_ = {nullptr, step.slots.const_data_ptr<int64_t>()};
     windowed_ = own_;
     if (window > 0) plan_windows(step, window);
+    if (step.images && std::get<3>(*step.images))
+      for (Piece& piece : pieces_) piece.sees = 0;
     own_.groups = &sharing_.plan(pieces_, heads);
   }
 

@@ -66,6 +66,7 @@ class Router {
         factor_(static_cast<float>(std::get<8>(parts))),
         jitter_(static_cast<float>(std::get<9>(parts))),
         rounds_(std::get<10>(parts)) {
+    if (std::get<11>(parts)) scales_ = std::get<11>(parts)->to(at::kFloat).contiguous().view({-1});
     const Matrix& matrix = std::get<0>(parts);
     const Tensor& weight = std::get<0>(matrix);
     experts_ = weight.size(0);
@@ -79,6 +80,7 @@ class Router {
     TORCH_CHECK(top_k_ >= 1 && top_k_ <= experts_, "a token has ", top_k_, " of ", experts_, " experts");
     TORCH_CHECK(groups_ >= 1 && experts_ % groups_ == 0, experts_, " experts make no ", groups_, " groups");
     TORCH_CHECK(!correction_ || correction_->numel() == experts_, "a correction for every expert");
+    TORCH_CHECK(!scales_ || scales_->numel() == experts_, "a scale for every expert");
   }
 
   int64_t experts() const { return experts_; }
@@ -133,7 +135,7 @@ class Router {
       experts[i] = best;
       wanted[best] = kNone;
     }
-    weigh(weights);
+    weigh(experts, weights);
     for (int64_t i = 1; i < top_k_; ++i)
       for (int64_t j = i; j > 0 && experts[j] < experts[j - 1]; --j) {
         std::swap(experts[j], experts[j - 1]);
@@ -185,13 +187,14 @@ class Router {
     return 1.0f / total;
   }
 
-  void weigh(float* weights) const {
+  void weigh(const int64_t* experts, float* weights) const {
     if (scoring_ == Scoring::kChosen) soften(weights, top_k_);
     if (renormalises_) {
       const float total = std::accumulate(weights, weights + top_k_, 0.0f) + 1e-20f;
       for (int64_t i = 0; i < top_k_; ++i) weights[i] /= total;
     }
-    for (int64_t i = 0; i < top_k_; ++i) weights[i] *= factor_;
+    const float* scales = scales_ ? scales_->const_data_ptr<float>() : nullptr;
+    for (int64_t i = 0; i < top_k_; ++i) weights[i] *= scales ? factor_ * scales[experts[i]] : factor_;
   }
 
   static constexpr int64_t kMostGroups = 64, kMostOfGroup = 1024;
@@ -201,7 +204,7 @@ class Router {
   bool renormalises_;
   float factor_, jitter_;
   bool rounds_;
-  MaybeTensor correction_;
+  MaybeTensor correction_, scales_;
   std::optional<Linear<T>> plain_;
   std::optional<Linear<float>> wide_;
 };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,27 +11,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from core.memory.kv_pool import KVLayerSpec
 from core.models.base import ModelSpec
+from core.models.native.attentions import Keys, attention_of, keys_by_layer, read_attention
 from core.models.native.declaration import Family
 from core.models.native.families import FAMILIES
+from core.models.native.feed_forward import check_feed_forward, mixture_of, mlp_of, read_feed_forward, router_parts
 from core.models.native.images import text_body
-from core.models.native.latents import is_latent, latent_values, read_latents
-from core.models.native.matrices import (
-    DecoderShape,
-    Reader,
-    as_linear,
-    fused_product,
-    is_dense,
-    linear_of,
-    one_behind_the_other,
-    sorted_by_kind,
-    vector,
-)
-from core.models.native.mixtures import read_gating, read_router, router_product, stacked
-from core.models.native.parts import Attention, Experts, Layer, Matrix, Mixer, Mlp, Norm, Outside, Rotary
-from core.models.native.reading import ACTIVATIONS, NotDense, RotaryTables, activation_name
-from core.models.native.recurrences import Fuse, read_recurrence
+from core.models.native.latents import is_latent
+from core.models.native.layer_inputs import has_inputs, read_layer_input, read_layer_inputs
+from core.models.native.matrices import Reader, as_linear, fused_product, is_dense
+from core.models.native.parts import Layer, Matrix, Mixer, Norm, Outside
+from core.models.native.reading import NotDense, RotaryTables
+from core.models.native.recurrences import read_recurrence
 from core.models.vision.families import VISION_FAMILIES
 
 NATIVE = Reader()
@@ -41,7 +32,6 @@ NATIVE = Reader()
 class DecoderWeights:
     """All weights outside the layers."""
 
-    shape: DecoderShape
     embedding: torch.Tensor
     final_norm: Norm
     head: Matrix
@@ -74,8 +64,8 @@ def check_declared(model: PreTrainedModel, spec: ModelSpec) -> None:
         static = rope == "longrope" and spec.context_length <= _original_length(config)
         if rope == "dynamic" or (rope == "longrope" and not static):
             raise NotDense(f"its rotary embedding is {rope}")
-    _shape(model, family, spec)
-    routers = {part for layer in _layers(model, family) for part in _router_parts(layer, family)}
+    _keys(model, family, spec)
+    routers = {part for layer in _layers(model, family) for part in router_parts(layer, family)}
     for module in (*text_body(model).modules(), model.get_output_embeddings()):
         linear = as_linear(module)
         if hasattr(linear, "in_features") and module not in routers and not is_dense(linear, model.dtype):
@@ -92,11 +82,13 @@ def check_alone(model: PreTrainedModel) -> None:
         raise NotDense("it sees images")
     if family.places:
         raise NotDense("it embeds positions")
+    if family.v_norm:
+        raise NotDense("its values are normed")
     for layer in _layers(model, family):
-        attention, mlp = _attention_of(layer, family), _mlp_of(layer, family)
+        attention = attention_of(layer, family)
         if attention is None or is_latent(attention) or _recurrence_of(layer, family) is not None:
             raise NotDense("its mixers are not all attention over keys and values of their own")
-        if mlp is None or hasattr(mlp, family.mixture.experts):
+        if mlp_of(layer, family) is None or mixture_of(layer, family) is not None:
             raise NotDense("its layers are mixtures of experts")
 
 
@@ -104,16 +96,13 @@ def _check_layers(model: PreTrainedModel, family: Family, spec: ModelSpec) -> No
     states = {state.layer_id: state for state in spec.state_layers}
     fuse, recurrent = partial(fused_product, NATIVE, family, model.config.get_text_config()), []
     for number, layer in enumerate(_layers(model, family)):
-        parts = (_attention_of(layer, family), _recurrence_of(layer, family), _mlp_of(layer, family))
+        parts = (attention_of(layer, family), _recurrence_of(layer, family), mlp_of(layer, family))
         for name in (family.attention, family.recurrence, family.mlp):
             module = getattr(layer, name, None) if name else None
             if module is not None and all(module is not part for part in parts):
                 raise NotDense(f"its {type(module).__name__} is a part of another kind")
-        _, recurrence, mlp = parts
-        if hasattr(mlp, family.mixture.experts):
-            read_gating(getattr(mlp, family.mixture.experts))
-        elif mlp is not None:
-            _activation(mlp, family)
+        check_feed_forward(layer, family)
+        recurrence = parts[1]
         if recurrence is not None and number in states:
             read_recurrence(recurrence, states[number], fuse)
             recurrent.append(number)
@@ -141,7 +130,6 @@ def decoder_weights(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NA
     if isinstance(scale, torch.Tensor):
         scale = float(scale.to(model.dtype))
     return DecoderWeights(
-        shape=_shape(model, family, spec),
         embedding=embedding.weight.detach(),
         final_norm=reader.norm(getattr(_body(model, family), family.final_norm), None),
         head=reader.matrix([model.get_output_embeddings()]),
@@ -150,8 +138,21 @@ def decoder_weights(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NA
             logit_multiplier=family.logit_multiplier(config),
             logit_cap=family.logit_cap(config) or 0.0,
             places=_places(model, family, spec),
+            inputs=read_layer_inputs(_body(model, family), partial(fused_product, reader, family, config)),
         ),
     )
+
+
+def tables_of(model: PreTrainedModel) -> list[nn.Module]:
+    """What is read as it is: all other large matrices of the text side are packed."""
+    family = family_of(model)
+    body = _body(model, family)
+    tables = [model.get_input_embeddings()]
+    if family.places:
+        tables.append(getattr(body, family.places))
+    if has_inputs(body):
+        tables.append(body.embed_tokens_per_layer)
+    return tables
 
 
 def _places(model: PreTrainedModel, family: Family, spec: ModelSpec) -> torch.Tensor | None:
@@ -167,25 +168,17 @@ def _places(model: PreTrainedModel, family: Family, spec: ModelSpec) -> torch.Te
 def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NATIVE) -> Iterator[Layer]:
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
     config, family = model.config.get_text_config(), family_of(model)
-    shape = _shape(model, family, spec)
     rotary_module = getattr(_body(model, family), family.rotary, None)
     tables = RotaryTables(rotary_module, spec.context_length, family.neighbours, reader.tables)
-    types = getattr(config, "layer_types", None) or [""] * len(_layers(model, family))
-    kept, length = {layer.layer_id: layer for layer in spec.kv_layers}, spec.context_length
+    types, keys = _types(model, family), _keys(model, family, spec)
     states = {state.layer_id: state for state in spec.state_layers}
-    fuse, norm = partial(fused_product, reader, family, config), partial(_norm, reader)
+    fuse, norm = partial(fused_product, reader, family, config), reader.norm_of
     for number, layer in enumerate(_layers(model, family)):
         mixers = list[Mixer]()
-        if (attention := _attention_of(layer, family)) is not None:
+        if (attention := attention_of(layer, family)) is not None:
             rotary = tables.of(types[number]) if family.turns(attention) else None
-            if is_latent(attention):
-                mixers.append(read_latents(attention, fuse, family.out, rotary))
-            else:
-                given = fuse(attention, family.qkv, family.attention_input(config))
-                qkv = sorted_by_kind(given, family, shape) if reader.sorts else given
-                norms = [norm(attention, name, kept[number].k_dim) for name in (family.q_norm, family.k_norm)]
-                out = fuse(attention, [family.out])
-                mixers.append(_attention(attention, qkv, out, norms, family, rotary, kept[number], length))
+            length = spec.context_length
+            mixers.append(read_attention(attention, family, config, fuse, reader, rotary, keys[number], length))
         if (recurrence := _recurrence_of(layer, family)) is not None:
             mixers.append(read_recurrence(recurrence, states[number], fuse))
         yield Layer(
@@ -194,57 +187,21 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NAT
             before_mlp=norm(layer, family.before_mlp),
             after_mlp=norm(layer, family.after_mlp),
             mixers=tuple(mixers),
-            mlp=_feed_forward(layer, family, fuse, model.dtype),
+            mlp=read_feed_forward(layer, family, fuse, model.dtype),
             parallel=bool(family.parallel(config)),
             multiplier=float(family.multiplier(config)),
+            input=read_layer_input(layer, fuse),
+            scale=float(getattr(layer, family.scale)) if family.scale else 1.0,
         )
 
 
-def _attention(
-    attention: Any,
-    qkv: Matrix,
-    out: Matrix,
-    norms: Sequence[Norm | None],
-    family: Family,
-    rotary: Rotary | None,
-    kept: KVLayerSpec,
-    length: int,
-) -> Attention:
-    q_norm, k_norm = norms
-    return Attention(
-        qkv=qkv,
-        out=out,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        rotary=rotary,
-        turns_first=family.turns_first,
-        scale=float(getattr(attention, "scaling", kept.k_dim**-0.5)),
-        cap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
-        window=kept.window or 0,
-        chunk=kept.chunk or 0,
-        sinks=getattr(attention, "sinks", None),
-        temperature=family.temperature(attention, torch.arange(length)),
-    )
+def _keys(model: PreTrainedModel, family: Family, spec: ModelSpec) -> dict[int, Keys]:
+    return keys_by_layer(_layers(model, family), family, _types(model, family), spec.kv_layers)
 
 
-def _shape(model: PreTrainedModel, family: Family, spec: ModelSpec) -> DecoderShape:
-    found = [_attention_of(layer, family) for layer in _layers(model, family)]
-    attentions = {number: attention for number, attention in enumerate(found) if attention is not None}
-    if [each.layer_id for each in spec.kv_layers] != list(attentions):
-        raise NotDense("its layers that attend do not have one set of keys each")
-    if not attentions:
-        return DecoderShape(0, 0, 0)
-    if any(each.window for each in spec.kv_layers) and any(each.chunk for each in spec.kv_layers):
-        raise NotDense("some of its layers have windows and some have chunks")
-    kept = {(each.num_kv_heads, each.k_dim, each.v_dim) for each in spec.kv_layers}
-    values = latent_values(list(attentions.values()), spec.kv_layers)
-    if len(kept) > 1 or (not values and any(k_dim != v_dim for _, k_dim, v_dim in kept)):
-        raise NotDense("its heads have more than one size")
-    kv_heads, dim, _ = kept.pop()
-    inputs = {linear_of(attention, family.out).in_features for attention in attentions.values()}
-    if len(inputs) > 1:
-        raise NotDense("its layers have different numbers of heads")
-    return DecoderShape(inputs.pop() // (values or dim), kv_heads, dim)
+def _types(model: PreTrainedModel, family: Family) -> list[str]:
+    types = getattr(model.config.get_text_config(), "layer_types", None)
+    return types or [""] * len(_layers(model, family))
 
 
 def _body(model: PreTrainedModel, family: Family) -> Any:
@@ -256,71 +213,7 @@ def _layers(model: PreTrainedModel, family: Family) -> list[Any]:
     return list(getattr(_body(model, family), family.layers))
 
 
-def _attention_of(layer: Any, family: Family) -> Any:
-    """The attention of `layer`; None if it has none."""
-    module = getattr(layer, family.attention, None)
-    return module if hasattr(module, family.qkv[0]) or is_latent(module) else None
-
-
 def _recurrence_of(layer: Any, family: Family) -> Any:
     """The recurrent mixer of `layer`; None if it has none."""
     module = getattr(layer, family.recurrence, None) if family.recurrence else None
     return module if hasattr(module, "conv") or hasattr(module, "conv1d") else None
-
-
-def _mlp_of(layer: Any, family: Family) -> Any:
-    """The MLP of `layer`; None if it has none."""
-    if not family.mlp:
-        return layer
-    module = getattr(layer, family.mlp, None) or getattr(layer, family.mixture.shared, None)
-    return module if any(hasattr(module, name) for name in (family.into[0], family.mixture.experts)) else None
-
-
-def _router_parts(layer: Any, family: Family) -> list[nn.Module]:
-    """Modules that choose experts in `layer`: some are linear layers of another dtype than the model's."""
-    mlp = getattr(layer, family.mlp, None)
-    return list(getattr(mlp, family.mixture.router).modules()) if hasattr(mlp, family.mixture.experts) else []
-
-
-def _norm(reader: Reader, module: nn.Module, name: str, width: int | None = None) -> Norm | None:
-    found = getattr(module, name, None) if name else None
-    return None if found is None or isinstance(found, nn.Identity) else reader.norm(found, width)
-
-
-def _feed_forward(layer: Any, family: Family, fuse: Fuse, dtype: torch.dtype) -> Mlp | Experts | None:
-    if (mlp := _mlp_of(layer, family)) is None:
-        return None
-    experts = getattr(mlp, family.mixture.experts, None)
-    return _mlp(mlp, family, fuse) if experts is None else _experts(layer, mlp, experts, family, fuse, dtype)
-
-
-def _experts(layer: Any, mlp: Any, experts: Any, family: Family, fuse: Fuse, dtype: torch.dtype) -> Experts:
-    names, gating = family.mixture, read_gating(experts)
-    gated = getattr(experts, "has_gate", True)
-    into, into_bias = stacked(experts, "gate_up_proj" if gated else "up_proj", gating.parted)
-    down, down_bias = stacked(experts, "down_proj", True)
-    router = getattr(mlp, names.router)
-    matrix = one_behind_the_other([router_product(router, down.shape[1])])
-    shared = getattr(mlp, names.shared, None) or getattr(layer, names.shared, None) if names.shared else None
-    return Experts(
-        router=read_router(router, matrix, dtype, getattr(mlp, names.correction, None)),
-        into=into,
-        into_bias=into_bias,
-        down=down,
-        down_bias=down_bias,
-        gated=gated,
-        activation=gating.activation,
-        clamp=gating.clamp,
-        shared=None if shared is None else _mlp(shared, family, fuse),
-        shared_gate=vector(getattr(mlp, names.shared_gate), dtype) if names.shared_gate else None,
-        weighs_inputs=names.weighs_inputs,
-    )
-
-
-def _mlp(mlp: Any, family: Family, fuse: Fuse) -> Mlp:
-    return Mlp(fuse(mlp, family.into), fuse(mlp, [family.down]), family.gated, _activation(mlp, family))
-
-
-def _activation(mlp: Any, family: Family) -> str:
-    known = family.activation in ACTIVATIONS
-    return family.activation if known else activation_name(getattr(mlp, family.activation))

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 
 from core.types.image import ReadImage
 from core.types.vision_spec import VisionSpec
 
-TOWERS: Final = frozenset({"vision_tower", "visual", "multi_modal_projector"})
+TOWERS: Final = frozenset({"vision_tower", "visual", "multi_modal_projector", "embed_vision"})
 """Names of the parts of such models that see, and read no tokens."""
 
 
@@ -31,9 +32,21 @@ class VisionFamily(Protocol):
         """[n, hidden]: embeddings of the tokens of `image`, whose pixels are on the device of `model`."""
         ...
 
+    def beside(self, model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What `model` makes of `ids`, int64[T], by itself unless it is given embeddings: further arguments of it."""
+        ...
+
+
+class OnlyEmbeddings:
+    """A family whose models read nothing but embeddings."""
+
+    def beside(self, model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See `VisionFamily`."""
+        return {}
+
 
 @dataclass(frozen=True)
-class Gemma3:
+class Gemma3(OnlyEmbeddings):
     """All images have one size and one number of tokens, which see each other in both directions."""
 
     text: str = "gemma3_text"
@@ -56,7 +69,43 @@ class Gemma3:
 
 
 @dataclass(frozen=True)
-class QwenVL:
+class Gemma4:
+    """Images of any size, whose tokens see each other in both directions in layers with windows, or nowhere."""
+
+    text: str = "gemma4_text"
+
+    def spec(self, config: Any) -> VisionSpec:
+        """See `VisionFamily`."""
+        both_ways = config.text_config.use_bidirectional_attention == "vision"
+        return VisionSpec(
+            image_token=config.image_token_id,
+            begin_token=config.image_token_id,
+            first_token=config.boi_token_id,
+            end_token=config.eoi_token_id,
+            merge=config.vision_config.pooling_kernel_size,
+            both_ways=both_ways,
+            in_windows=both_ways,
+            filler=config.text_config.pad_token_id,
+            filled=(config.image_token_id, config.video_token_id, config.audio_token_id),
+        )
+
+    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
+        """See `VisionFamily`."""
+        assert image.grid is not None
+        rows, columns = torch.from_numpy(np.indices(image.grid[1:])).to(pixels.device).flatten(1)
+        places = torch.stack((columns, rows), -1)[None]
+        (found,) = model.get_image_features(pixels, places, return_dict=True).pooler_output
+        features: torch.Tensor = found
+        return features
+
+    def beside(self, model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See `VisionFamily`."""
+        text = model.model.language_model
+        return {"per_layer_inputs": text.get_per_layer_inputs(ids[None])} if text.hidden_size_per_layer_input else {}
+
+
+@dataclass(frozen=True)
+class QwenVL(OnlyEmbeddings):
     """Images of any size, whose tokens have places in time, height and width (Qwen2-VL, Qwen2.5-VL)."""
 
     text: str = "qwen2"
@@ -80,6 +129,7 @@ class QwenVL:
 
 VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     "gemma3": Gemma3(),
+    "gemma4": Gemma4(),
     "qwen2_vl": QwenVL(),
     "qwen2_5_vl": QwenVL(),
 }

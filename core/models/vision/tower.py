@@ -30,16 +30,28 @@ class VisionTower:
         """[T, hidden]: of all tokens of `batch`; None where none of them belongs to an image."""
         if batch.vision is None or not batch.vision.images:
             return None
+        ids = self.ids(batch)
         # The token may be outside of the table, which has none that is looked at.
-        ids = batch.input_ids.masked_fill(batch.input_ids == self._spec.image_token, 0)
-        found: torch.Tensor = self._table(ids)
+        found: torch.Tensor = self._table(ids.masked_fill(ids == self._spec.image_token, 0))
         plain = torch.tensor([self._spec.image_token], device=ids.device)
-        if self._spec.image_token < self._table.weight.shape[0]:
+        if self._spec.filler is None and self._spec.image_token < self._table.weight.shape[0]:
             # An image token that no image belongs to is a token like any other.
-            found = torch.where((batch.input_ids == plain)[:, None], self._table(plain), found)
+            found = torch.where((ids == plain)[:, None], self._table(plain), found)
         for each in batch.vision.images:
             found[each.place : each.end] = self._features(each).to(found.dtype)
         return found
+
+    def ids(self, batch: ForwardBatch) -> torch.Tensor:
+        """int64[T]: ids of all tokens of `batch`, as the text side reads them."""
+        ids, filler = batch.input_ids, self._spec.filler
+        if filler is not None:
+            for each in self._spec.filled:
+                ids = ids.masked_fill(ids == each, filler)
+        return ids
+
+    def beside(self, batch: ForwardBatch) -> dict[str, torch.Tensor]:
+        """What the modules of the model want to be given besides embeddings."""
+        return self._family.beside(self._model, self.ids(batch))
 
     def positions(self, batch: ForwardBatch) -> torch.Tensor:
         """int64[T], or [3, T] where images have moved them."""
@@ -52,6 +64,11 @@ class VisionTower:
         if vision.deltas is not None:
             found[:, -len(vision.deltas) :] += torch.from_numpy(vision.deltas).to(found.device)
         return found
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether images are seen in both directions in layers with windows alone."""
+        return self._spec.in_windows
 
     def both_ways(self, batch: ForwardBatch) -> tuple[StepImage, ...]:
         """Images of `batch` whose tokens see each other in both directions."""

@@ -24,6 +24,7 @@ class ImagePlacer:
         """The text that stands for an image in a prompt."""
         self._piece = name(spec.image_token)
         begin = "" if spec.begin_token == spec.image_token else self.written
+        begin += "" if spec.first_token is None else name(spec.first_token)
         end = "" if spec.end_token is None else name(spec.end_token)
         self._around = spec.around + begin, end + spec.around
 

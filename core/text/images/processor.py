@@ -54,7 +54,14 @@ class ImageProcessor:
         pixels = np.asarray(found["pixel_values"], np.float32)
         if self._spec.length is not None:
             return ReadImage(pixels, None, self._spec.length)
-        time, height, width = (int(side) for side in found["image_grid_thw"][0])
+        if "image_grid_thw" in found:
+            time, height, width = (int(side) for side in found["image_grid_thw"][0])
+        else:
+            # Gemma 4 fills up to as many patches as an image may have, with some of no place.
+            places = np.asarray(found["image_position_ids"])[0]
+            there = places[:, 0] >= 0
+            width, height = (int(side) + 1 for side in places[there].max(axis=0))
+            time, pixels = 1, np.ascontiguousarray(pixels[:, there])
         return ReadImage(pixels, (time, height, width), time * height * width // self._spec.merge**2)
 
     def _options(self) -> dict[str, Any]:

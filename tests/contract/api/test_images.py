@@ -27,6 +27,13 @@ from tests.support.vision_checkpoints import make_vision_checkpoint, picture
 A, B = picture(1), picture(2, 90, 40, "JPEG")
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
 
+PLACES = {
+    "gemma3": ("<start_of_image>", "<start_of_image>"),
+    "gemma4": ("<|image|>", "<|image|>"),
+    "qwen2_5_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
+}
+"""What a template writes for an image, and what of it becomes a run of tokens."""
+
 
 class World:
     """One model, its oracle and its tokenizer, and how its prompts name an image."""
@@ -35,7 +42,7 @@ class World:
         self.path = make_vision_checkpoint(kind, directory)
         self.oracle = ImageOracle(self.path)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(self.path)
-        self.place = {"gemma3": "<start_of_image>", "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>"}[kind]
+        self.place, self.written = PLACES[kind]
 
     def ids(self, text: str, images: tuple[bytes, ...]) -> Seen:
         """The prompt as the processors of transformers make it of a text."""
@@ -53,7 +60,7 @@ class World:
         return self.ids(text, tuple(part for part in parts if isinstance(part, bytes)))
 
 
-@pytest.fixture(scope="module", params=["gemma3", "qwen2_5_vl"])
+@pytest.fixture(scope="module", params=PLACES)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(request.param, tmp_path_factory.mktemp("images") / request.param)
 
@@ -106,7 +113,7 @@ async def test_a_kept_stream_with_an_image_is_found_again(world: World, config: 
 
 async def test_what_users_write_is_no_place_for_an_image(world: World, config: Callable[..., ServerConfig]) -> None:
     """The token that stands for an image, written out in a message, is text; else the image would move there."""
-    token = world.place if world.oracle.kind == "gemma3" else "<|image_pad|>"
+    token = world.written
     content = [{"type": "text", "text": f"no {token} here"}, part(A)]
     async with served(world, config) as client:
         (done,) = await client.complete([{"role": "user", "content": content}], **GREEDY)

@@ -48,6 +48,9 @@ class ImageOracle:
         config = self.model.config
         if self.kind == "gemma3":
             return [config.boi_token_index, *[self.token] * config.mm_tokens_per_image, config.eoi_token_index]
+        if self.kind == "gemma4":
+            count = int(self.processed((image,))["num_soft_tokens_per_image"][0])
+            return [config.boi_token_id, *[self.token] * count, config.eoi_token_id]
         count = int(self.processed((image,))["image_grid_thw"].prod()) // config.vision_config.spatial_merge_size**2
         return [config.vision_start_token_id, *[self.token] * count, config.vision_end_token_id]
 
@@ -74,7 +77,8 @@ class ImageOracle:
         """The output, up to the first token that was chosen by no more than MARGIN."""
         ids = torch.tensor([seen.ids])
         given: dict[str, Any] = dict(self.processed(seen.images)) if seen.images else {}
-        given.pop("num_crops", None)
+        for told in ("num_crops", "num_soft_tokens_per_image"):
+            given.pop(told, None)
         kinds = (ids == self.token).to(torch.int64)
         given["token_type_ids" if self.kind == "gemma3" else "mm_token_type_ids"] = kinds
         answer = self.model.generate(

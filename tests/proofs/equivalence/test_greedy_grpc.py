@@ -22,6 +22,7 @@ KINDS = (
     "qwen3",
     "mistral",
     "gemma3_text",
+    "gemma4_text",
     "qwen3_moe",
     "gpt_oss",
     "mixtral",
@@ -30,7 +31,7 @@ KINDS = (
 )
 LONGEST = 600
 CONCURRENT = 64
-WINDOWED = ("mistral", "gemma3_text", "gpt_oss", "cohere2")
+WINDOWED = ("mistral", "gemma3_text", "gemma4_text", "gpt_oss", "cohere2")
 WINDOW_TOKENS = 128
 """Room for the windows of 16 of few requests at once: the longest prompt alone goes through it five times."""
 

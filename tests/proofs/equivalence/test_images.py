@@ -69,16 +69,19 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("native", ["wait", "off"], ids=["compiled", "torch"])
 @pytest.mark.parametrize(("pages", "chunk"), [(400, 512), (400, 16), (34, 16)], ids=["whole", "chunks", "retracted"])
 async def test_tokens_equal_generate(oracle: ImageOracle, pages: int, chunk: int, native: str, seed: int) -> None:
+    few, tokens = pages == 34, OUTPUT
+    if few and oracle.kind == "gemma4":
+        pages, tokens = 76, 40  # Its processor makes every image as large as it may be.
     asked = prompts(oracle, seed)
-    wanted = [oracle.greedy(each, OUTPUT) for each in asked]
+    wanted = [oracle.greedy(each, tokens) for each in asked]
     assert sum(map(len, wanted)) >= len(asked) * OUTPUT / 2, "the oracle is undecided"
     async with started(build_engine(config(oracle.directory, pages, chunk, native))) as engine:
         for _ in range(2):
-            found = await asyncio.gather(*(answer(engine, each) for each in asked))
+            found = await asyncio.gather(*(answer(engine, each, tokens) for each in asked))
             for place, (got, want) in enumerate(zip(found, wanted, strict=True)):
                 assert got[0][: len(want)] == want, place
         preempted = engine.stats.preemptions
-    assert (preempted > 0) is (pages == 34), preempted
+    assert (preempted > 0) is few, preempted
 
 
 async def test_cached_tokens_are_those_of_the_same_image(oracle: ImageOracle, seed: int) -> None:
@@ -130,7 +133,7 @@ async def test_a_token_without_an_image_is_a_token(oracle: ImageOracle, seed: in
 def test_what_drafts_cannot_do_is_refused(oracle: ImageOracle) -> None:
     asked = config(oracle.directory, 400, 64)
     asked = dataclasses.replace(asked, speculation=SpeculationConfig(method="ngram"))
-    if oracle.kind == "gemma3":
+    if oracle.kind.startswith("gemma"):
         assert build_engine(asked)
         return
     with pytest.raises(StartupError, match="images move the positions"):

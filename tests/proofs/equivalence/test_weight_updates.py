@@ -128,7 +128,19 @@ async def check_midst(old: EngineConfig, new: EngineConfig, requests: Sequence[G
 
 
 @pytest.mark.parametrize(
-    "kind", ["llama", "gemma3_text", "gemma4_text", "gpt2", "deepseek_v2", "qwen3_next", "mamba2", "lfm2", "mixtral"]
+    "kind",
+    [
+        "llama",
+        "gemma3_text",
+        "gemma4_text",
+        "apertus",
+        "gpt2",
+        "deepseek_v2",
+        "qwen3_next",
+        "mamba2",
+        "lfm2",
+        "mixtral",
+    ],
 )
 async def test_each_kind_goes_on_with_the_new_weights(kind: str, tmp_path: Path) -> None:
     """Native and not, with windows, latents, experts and states."""

@@ -6,12 +6,14 @@ Its kernels stand in, in PyTorch, as in `test_fused_decoder.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from core.config import ModelConfig
+from core.models.fused.decoder import check_fusible
 from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
 from core.models.native.reading import NotDense
@@ -40,6 +42,14 @@ def test_what_is_not_dense_is_refused_by_its_reason(case: str, tmp_path: Path) -
     with pytest.raises(NotDense, match=REFUSED[case]):
         fused(model)
     assert [each.data_ptr() for each in model.module.parameters()] == before, "and nothing has changed"
+
+
+def test_heads_of_several_sizes_are_refused(tmp_path: Path) -> None:
+    model = load(checkpoint("llama", tmp_path))
+    first, *others = model.spec.kv_layers
+    spec = replace(model.spec, kv_layers=(replace(first, k_dim=8, v_dim=8), *others))
+    with pytest.raises(NotDense, match="more than one size"):
+        check_fusible(model.module, spec)
 
 
 def test_gates_and_scales_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from core.models.base import Model
 from core.models.hf.self_check import packed_steps, small_pool
 from core.models.loader import load_model
 from core.models.mapped import own
+from core.models.native.family import UpgradingModel
 from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
@@ -47,6 +48,22 @@ def test_a_file_that_is_written_over_is_not_seen(
 ) -> None:
     directory = Path(shutil.copytree(checkpoint_of(kind), tmp_path / kind))
     model = load_model(ModelConfig(str(directory), dtype="float32", native=native), CPU)
+    before = logits_of(model)
+    overwritten(directory / "model.safetensors")
+    for old, new in zip(before, logits_of(model), strict=True):
+        assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma4_text"])
+def test_large_tables_that_compiled_code_reads_as_they_are(
+    kind: str, checkpoint_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native_code: None
+) -> None:
+    """Matrices are packed, and small tensors copied at once: what is left are embeddings, and inputs of each layer."""
+    monkeypatch.setattr("core.models.hf.module_tree.SMALL", 512)
+    directory = Path(shutil.copytree(checkpoint_of(kind), tmp_path / kind))
+    model = load_model(ModelConfig(str(directory), dtype="float32", native="wait"), CPU)
+    assert isinstance(model, UpgradingModel) and model.native
+    logits_of(model)
     before = logits_of(model)
     overwritten(directory / "model.safetensors")
     for old, new in zip(before, logits_of(model), strict=True):

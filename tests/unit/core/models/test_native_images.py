@@ -40,6 +40,8 @@ def test_they_are_upgraded_and_let_go_of_what_was_packed(checkpoint: Path, dtype
     reference = load_model(ModelConfig(str(checkpoint), dtype=dtype, native="off"), CPU).reference  # type: ignore[attr-defined]
     assert run_self_check(model, reference).passed
     assert not len(text_body(tree).layers) and tree.get_input_embeddings().weight.numel()
+    assert all(tower in tree.modules() for tower in towers_of(tree))
+    assert not any("audio" in name for name, _ in tree.named_parameters()), "no request brings sound"
 
 
 def test_towers_are_what_sees(checkpoint: Path) -> None:
@@ -47,7 +49,11 @@ def test_towers_are_what_sees(checkpoint: Path) -> None:
     seeing = {id(each) for tower in towers_of(tree) for each in tower.parameters()}
     reading = {id(each) for each in text_body(tree).parameters()}
     assert seeing and not seeing & reading
-    assert seeing | reading | {id(tree.get_output_embeddings().weight)} == {id(each) for each in tree.parameters()}
+    hearing = {id(each) for name, each in tree.named_parameters() if "audio" in name}
+    assert bool(hearing) is (checkpoint.name == "gemma4")
+    assert seeing | reading | hearing | {id(tree.get_output_embeddings().weight)} == {
+        id(each) for each in tree.parameters()
+    }
 
 
 def test_no_more_is_promised_of_their_bits(checkpoint: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from core.batch.vision_batch import StepImage, VisionBatch
+from core.models.vision.families import OnlyEmbeddings
 from core.models.vision.tower import VisionTower
 from core.types.image import ReadImage
 from core.types.vision_spec import VisionSpec
@@ -17,7 +18,7 @@ from core.types.vision_spec import VisionSpec
 HIDDEN, VOCAB = 3, 8
 
 
-class Bright:
+class Bright(OnlyEmbeddings):
     """A family whose images are all 9."""
 
     def spec(self, config: Any) -> VisionSpec:
@@ -64,6 +65,17 @@ def test_a_token_that_no_image_belongs_to_keeps_its_embedding() -> None:
     made, table = tower(7)
     found = made.embeddings(step([7, 2, 7, 7, 7], VisionBatch((IMAGE,), None, None)))
     assert found is not None and torch.equal(found[[0, 1, 4]], table[[7, 2, 7]])
+
+
+def test_what_stands_for_a_piece_is_read_as_padding_where_the_model_says_so() -> None:
+    """In every step, whether an image is in it or not."""
+    spec = VisionSpec(7, 7, filler=0, filled=(7, 5))
+    model: Any = Model()
+    made, table = VisionTower(model, Bright(), spec), model.table.weight
+    assert made.ids(step([1, 7, 5, 2], None)).tolist() == [1, 0, 0, 2]
+    found = made.embeddings(step([7, 5, 7, 7, 3], VisionBatch((IMAGE,), None, None)))
+    assert found is not None and torch.equal(found[[0, 1, 4]], table[[0, 0, 3]]) and (found[2:4] == 9).all()
+    assert tower(7)[0].ids(step([1, 7], None)).tolist() == [1, 7]
 
 
 def test_positions_of_chunks_are_given_and_those_of_decodes_moved() -> None:

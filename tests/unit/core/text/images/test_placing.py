@@ -28,6 +28,8 @@ def test_a_place_in_a_text_becomes_a_run_of_tokens() -> None:
     two, three = image(2), image(3)
     assert gemma.expanded("a<begin>b", [two], "images") == "a\n\n<begin><image><image><end>\n\nb"
     assert qwen.expanded("a<image>b<image>", [two, three], "images") == "a<image><image>b<image><image><image>"
+    written = ImagePlacer(VisionSpec(image_token=7, begin_token=7, first_token=8, end_token=9, merge=2), TOKENIZER)
+    assert written.expanded("a<image>b", [two], "images") == "a<begin><image><image><end>b"
     for text, images in (("ab", [two]), ("<image>", []), ("<image><image>", [two])):
         with pytest.raises(InvalidRequest, match=f"has {len(images)} images"):
             qwen.expanded(text, images, "images")

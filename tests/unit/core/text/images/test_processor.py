@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from core.errors import ConfigError, InvalidRequest, ModelLoadError
@@ -35,6 +36,18 @@ def test_patches_become_fewer_tokens(tmp_path: Path, size: tuple[int, int], grid
 def test_images_of_one_size_have_as_many_tokens_and_no_crops(tmp_path: Path) -> None:
     found = load(tmp_path, GEMMA).read(Image.new("RGB", (900, 100), "red"), "images[0]")
     assert found.length == 4 and found.grid is None and found.pixels.shape == (1, 3, 56, 56)
+
+
+@pytest.mark.parametrize(("size", "grid"), [((96, 96), (1, 24, 24)), ((200, 60), (1, 12, 45))])
+def test_patches_that_fill_an_image_up_are_left_out(
+    tmp_path: Path, size: tuple[int, int], grid: tuple[int, int, int]
+) -> None:
+    Gemma4ImageProcessorPil(max_soft_tokens=70).save_pretrained(tmp_path)
+    found = ImageProcessor.load(tmp_path, VisionSpec(image_token=7, begin_token=7, merge=3)).read(
+        Image.new("RGB", size, "red"), "images[0]"
+    )
+    assert found.grid == grid and found.length == grid[1] * grid[2] // 9
+    assert found.pixels.shape == (1, grid[1] * grid[2], 768) and (found.pixels.max(axis=-1) == 1.0).all()
 
 
 def test_what_a_processor_refuses_names_the_image(tmp_path: Path) -> None:
