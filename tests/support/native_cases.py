@@ -180,6 +180,10 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma2": HEADS | TYPES | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "gemma3_text": ODD | TYPES | {"query_pre_attn_scalar": 16},
     "gemma4_text": HEADS | GEMMA4 | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+    "gemma4_text, several of a type": HEADS
+    | GEMMA4
+    | {"layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"]}
+    | {"num_kv_shared_layers": 2},
     "gemma4_text, experts": HEADS
     | GEMMA4
     | {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 40, "enable_moe_block": True}
