@@ -33,6 +33,8 @@ class CheckpointConfig:
 
     path: Path
     model_type: str
+    text_type: str
+    """The type of what reads tokens in it: mostly the same, unless it also sees or hears."""
     architecture: str
     """The first of `architectures`, else the model type."""
     vocab_size: int
@@ -101,6 +103,7 @@ def read_checkpoint_config(directory: str | Path) -> CheckpointConfig:
     return CheckpointConfig(
         path=path,
         model_type=model_type,
+        text_type=str(text.get("model_type")),
         architecture=architecture,
         vocab_size=_vocab_size(path, text),
         context_length=_context_length(text),

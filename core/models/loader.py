@@ -79,7 +79,8 @@ def load_model(
 
         return load_joint(checkpoint, config, device, report, exchange)
     kept = shared or (keeps_modules and not encoder_decoder and not is_encoder(checkpoint))
-    family = family_of(checkpoint.model_type, encoder_decoder=encoder_decoder, encoder=is_encoder(checkpoint))
+    types = checkpoint.model_type, checkpoint.text_type
+    family = family_of(*types, encoder_decoder=encoder_decoder, encoder=is_encoder(checkpoint))
     if fuses(device) and family == DEFAULT_FAMILY:
         logger.info("no fused decoder: no native family is declared for %r", checkpoint.model_type)
     elif fuses(device) and kept and not shared:
@@ -175,6 +176,7 @@ def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     )
@@ -200,7 +202,7 @@ def _refuse_by_type(checkpoint: CheckpointConfig) -> None:
     elif kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         served = ", ".join(ENCODER_TYPES)
         raise ModelLoadError(f"model type {kind!r} is not supported: it is an encoder, of which these are: {served}")
-    elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in VISION_FAMILIES:
+    elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
 
 

@@ -46,13 +46,16 @@ ENCODER_TYPES = (
 """Encoders without a decoder, which embed and judge; as above."""
 
 
-def family_of(model_type: str, *, encoder_decoder: bool = False, encoder: bool = False) -> str:
-    """The family that serves `model_type`; some types come with an encoder and without, or as an encoder alone."""
+def family_of(model_type: str, text_type: str = "", *, encoder_decoder: bool = False, encoder: bool = False) -> str:
+    """The family that serves `model_type`, of which `text_type` reads tokens where that is another.
+
+    Some types come with an encoder and without, or as an encoder alone.
+    """
     if encoder_decoder:
         return ENCODER_DECODER_FAMILY
     if encoder:
         return ENCODER_FAMILY
-    return NATIVE_FAMILIES.get(model_type, DEFAULT_FAMILY)
+    return NATIVE_FAMILIES.get(model_type) or NATIVE_FAMILIES.get(text_type, DEFAULT_FAMILY)
 
 
 def model_factory(family: str) -> ModelFactory:

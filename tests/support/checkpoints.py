@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 VOCAB_SIZE = 320
@@ -261,11 +269,16 @@ def make_checkpoint(kind: str, directory: Path | str, seed: int = 0, **overrides
     config = AutoConfig.for_model(kind, **{**known.get(kind, {}), **ids, **overrides})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = auto_of(config).from_config(config, dtype=torch.float32)
     _draw_weights(model, seed)
     model.save_pretrained(path)
     tokenizer_of_tests().save_pretrained(path)
     return path
+
+
+def auto_of(config: PreTrainedConfig) -> Any:
+    """What makes a model of `config`: one that also sees is no causal language model, for most types."""
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
 
 
 @torch.no_grad()

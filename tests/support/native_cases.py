@@ -135,7 +135,17 @@ UNIFIED = {name: value for name, value in GEMMA4.items() if "per_layer_input" no
     "attention_k_eq_v": True,
     "num_global_key_value_heads": 1,
 }
-SEEING = {"mm_embed_dim": 64, "mm_posemb_size": 16, "output_proj_dims": 64}
+AXES: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+THREE_AXES = {"rope_parameters": AXES | {"mrope_section": [2, 3, 3]}}
+HALF_TURNED = {"rope_parameters": AXES | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4_unified_text": ("gemma4_unified", {"mm_embed_dim": 64, "mm_posemb_size": 16, "output_proj_dims": 64}),
+    "glm4v_moe_text": ("glm4v_moe", {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}),
+    "glm4v_text": ("glm4v", {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}),
+    "qwen3_vl_moe_text": ("qwen3_vl_moe", {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}),
+    "qwen3_vl_text": ("qwen3_vl", {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 48}),
+}
+"""Types of which checkpoints also see -> the type of these, and what of it sees."""
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
 LATENTS = FLAT | {
     "num_attention_heads": 16,
@@ -193,12 +203,13 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,
     },
-    "gemma4_unified": {"text_config": HEADS | UNIFIED, "vision_config": SEEING, "audio_config": {"audio_embed_dim": 8}},
     "gemma4_unified_text": ODD | UNIFIED,
     "glm": HEADS,
     "glm4": HEADS,
     "glm4_moe": HEADS | EXPERTS | GROUPS | {"use_qk_norm": True},
     "glm4_moe_lite": LATENTS | EXPERTS | {"n_routed_experts": 8, "rope_interleave": False},
+    "glm4v_moe_text": HEADS | EXPERTS | GROUPS | HALF_TURNED | {"use_qk_norm": True},
+    "glm4v_text": HEADS | HALF_TURNED,
     "gpt2": GPT,
     "gpt2, scaled by layer": GPT | {"scale_attn_by_inverse_layer_idx": True, "n_inner": 100},
     "gpt_bigcode": GPT | {"n_inner": 100},
@@ -257,6 +268,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_moe": ODD | EXPERTS | {"num_experts": 8, "norm_topk_prob": True},
     "qwen3_moe, some dense": HEADS | EXPERTS | {"num_experts": 8, "mlp_only_layers": [0]},
     "qwen3_next": ODD | EXPERTS | DELTA,
+    "qwen3_vl_moe_text": HEADS | EXPERTS | THREE_AXES | {"num_experts": 8},
+    "qwen3_vl_text": ODD | {"rope_parameters": AXES | {"mrope_section": [20, 10, 10]}},
     "sarvam_mla": LATENTS | EXPERTS | GROUPS | {"q_lora_rank": None},
     "sarvam_moe": HEADS | EXPERTS | GROUPS,
     "seed_oss": HEADS,
@@ -273,4 +286,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def checkpoint_of(case: str, directory: Path) -> Path:
     """The one called `case` below `directory`: a model type, and what is other behind a comma."""
-    return make_checkpoint(case.partition(",")[0], directory / "model", **CASES[case])
+    kind = case.partition(",")[0]
+    if kind not in WHOLE:
+        return make_checkpoint(kind, directory / "model", **CASES[case])
+    whole, seeing = WHOLE[kind]
+    return make_checkpoint(whole, directory / "model", text_config=CASES[case], vision_config=seeing)

@@ -145,7 +145,7 @@ def check_fusible(model: PreTrainedModel, spec: ModelSpec) -> None:
     if spec.state_layers:
         raise NotDense("it has recurrent layers")
     check_declared(model, spec)
-    check_alone(model)
+    check_alone(model, spec)
     if len({(each.num_kv_heads, each.k_dim) for each in spec.kv_layers}) > 1:
         raise NotDense("its heads have more than one size")
     check_plain([module for module in model.modules() if hasattr(module, "in_features")])

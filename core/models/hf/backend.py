@@ -48,7 +48,7 @@ from core.models.hf.windowed import window_layers
 from core.models.lora.slots import LORA
 from core.models.quantized.at_load import quantize_at_load
 from core.models.quantized.registry import QuantizedWeights, quant_method
-from core.models.vision.families import VISION_FAMILIES
+from core.models.vision.families import TOWERS
 from core.models.vision.tower import VisionTower, vision_spec, vision_tower
 
 logger = logging.getLogger(__name__)
@@ -166,9 +166,14 @@ def load_transformers(
     if checkpoint.labels is not None:
         # The head of a judge stands beside the model, and has no part in its logits: these are made of what is there.
         options = {"beside": head_names(hf_config), "tie_word_embeddings": True}
-    if kind in VISION_FAMILIES:
+    if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         options["auto"] = AutoModelForImageTextToText
+    elif hf_config.get_text_config() is not hf_config:
+        # Of a checkpoint that sees, or hears, the text alone.
+        options["beside"] = (*options.get("beside", ()), *TOWERS)
     model = load_module(checkpoint, config, device, progress, **options)
+    if hf_config.get_text_config() is not hf_config and vision_spec(hf_config) is None:
+        logger.info("its text is served: images of %r are not taken", kind)
     return prove_module(model, checkpoint, config, progress)
 
 
@@ -268,7 +273,7 @@ def _prove_as_is(
 def refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
     """Refuse what the class alone rules out, before weights are read. Raises ModelLoadError."""
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
-    if found is None and kind in VISION_FAMILIES:
+    if found is None:
         found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(hf_config), None)
     if found is None:
         raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")

@@ -24,7 +24,7 @@ def text_body(model: PreTrainedModel) -> Any:
     """What of `model` has the layers that read tokens, or is the base model that does."""
     # The prefix of Llama 4's text model names a module that it has not.
     base: Any = model.model if model.base_model is model else model.base_model
-    return getattr(base, "language_model", base)
+    return next((getattr(base, name) for name in ("language_model", "text_model") if hasattr(base, name)), base)
 
 
 class ImageSteps:

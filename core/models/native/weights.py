@@ -41,7 +41,10 @@ class DecoderWeights:
 def family_of(model: PreTrainedModel) -> Family:
     """The declaration for the type of `model`. Raises NotDense."""
     kind = str(getattr(model.config, "model_type", ""))
-    kind = VISION_FAMILIES[kind].text if kind in VISION_FAMILIES else kind
+    if kind in VISION_FAMILIES:
+        kind = VISION_FAMILIES[kind].text
+    elif kind not in FAMILIES:
+        kind = str(model.config.get_text_config().model_type)
     if kind not in FAMILIES:
         raise NotDense(f"no native family is declared for {kind!r}")
     return FAMILIES[kind]
@@ -73,12 +76,12 @@ def check_declared(model: PreTrainedModel, spec: ModelSpec) -> None:
     _check_layers(model, family, spec)
 
 
-def check_alone(model: PreTrainedModel) -> None:
+def check_alone(model: PreTrainedModel, spec: ModelSpec) -> None:
     """Raises NotDense unless every layer is attention over keys and values of all heads, and one dense MLP, and nothing
     else tells positions than that attention, and nothing is seen.
     """
     family = family_of(model)
-    if getattr(model.config, "vision_config", None) is not None:
+    if spec.vision is not None:
         raise NotDense("it sees images")
     if family.places:
         raise NotDense("it embeds positions")
@@ -210,7 +213,10 @@ def _body(model: PreTrainedModel, family: Family) -> Any:
 
 
 def _layers(model: PreTrainedModel, family: Family) -> list[Any]:
-    return list(getattr(_body(model, family), family.layers))
+    found = getattr(_body(model, family), family.layers, None)
+    if found is None:
+        raise NotDense("its layers are not where its type has them")
+    return list(found)
 
 
 def _recurrence_of(layer: Any, family: Family) -> Any:

@@ -12,7 +12,7 @@ import torch
 from core.types.image import ReadImage
 from core.types.vision_spec import VisionSpec
 
-TOWERS: Final = frozenset({"vision_tower", "visual", "multi_modal_projector", "embed_vision"})
+TOWERS: Final = frozenset({"vision_tower", "vision_model", "visual", "multi_modal_projector", "embed_vision"})
 """Names of the parts of such models that see, and read no tokens."""
 
 

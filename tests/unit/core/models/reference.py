@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from core.attention.registry import build_attention
 from core.config import ModelConfig
@@ -21,6 +21,7 @@ from core.memory.recurrent.state_slots import StateWrites
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.models.base import Model
 from core.models.loader import load_model
+from tests.support.checkpoints import auto_of
 from tests.support.fakes.paged_steps import PagedRows, Part
 
 CPU = torch.device("cpu")
@@ -30,9 +31,11 @@ class PlainModel:
     """Answers what the packed model must answer."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
-        self.module: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, attn_implementation="eager", local_files_only=True
-        ).eval()
+        self.module: Any = (
+            auto_of(AutoConfig.from_pretrained(directory))
+            .from_pretrained(directory, dtype=dtype, attn_implementation="eager", local_files_only=True)
+            .eval()
+        )
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
         """float32[n, vocab] of one sequence of n tokens."""

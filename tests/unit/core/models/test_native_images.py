@@ -66,7 +66,7 @@ def test_no_more_is_promised_of_their_bits(checkpoint: Path) -> None:
 def test_a_decoder_of_a_gpu_does_not_take_them(checkpoint: Path) -> None:
     model = load_model(ModelConfig(str(checkpoint), native="off"), CPU)
     with pytest.raises(NotDense, match="it sees images"):
-        check_alone(model.module)  # type: ignore[attr-defined]
+        check_alone(model.module, model.spec)  # type: ignore[attr-defined]
 
 
 def test_angles_that_layers_put_together_themselves_are_left_to_them(tmp_path: Path) -> None:

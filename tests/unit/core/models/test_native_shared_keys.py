@@ -109,7 +109,7 @@ def test_a_decoder_of_a_gpu_leaves_it_to_the_modules(path: Path) -> None:
     model = load_model(ModelConfig(str(path), native="off"), CPU)
     assert isinstance(model, TransformersModel)
     with pytest.raises(NotDense, match="its values are normed"):
-        check_alone(model.module)
+        check_alone(model.module, model.spec)
 
 
 def test_keys_that_no_layer_before_has_are_refused(path: Path) -> None:
