@@ -144,8 +144,8 @@ def served_by(model: Model) -> str:
     """What computes the steps of a model that `load_model` has made, in a few words."""
     from core.models.native.family import UpgradingModel
 
-    if isinstance(model, UpgradingModel):
-        return "compiled code" if model.native else "the modules of transformers"
+    if isinstance(model, UpgradingModel) and model.native:
+        return "compiled code"
     if type(model).__name__ == "FusedDecoder":
         return "a fused decoder"
     if model.spec.whole_prompts:

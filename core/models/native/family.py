@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -25,6 +26,7 @@ from core.models.base import NO_COMPANIONS, Model, ModelSpec, Progress
 from core.models.config import CheckpointConfig
 from core.models.fused.layers import wanted
 from core.models.hf.backend import TransformersModel, load_transformers
+from core.models.hf.products import Products
 from core.models.hf.self_check import Reference, coded_reference, run_self_check
 from core.models.mapped import own
 from core.models.native.decoder import STORED, NativeDecoder
@@ -68,11 +70,13 @@ def load_native(checkpoint: CheckpointConfig, config: ModelConfig, device: torch
     # Of the large matrices those that are read as they are; others are packed.
     for part in (*tables_of(model.module), *towers_of(model.module)):
         own(part, checkpoint.path)
-    upgraded = UpgradingModel(model, config.deterministic, KV_FORMATS[config.kv_cache_dtype])
+    upgraded = UpgradingModel(model, config.deterministic, KV_FORMATS[config.kv_cache_dtype], checkpoint.path)
     if config.native == "wait" or is_built():
         progress("native", 0.0)
         upgraded.upgrade()
         progress("native", 1.0)
+        if not upgraded.native:
+            with_products(model, config, progress)
     else:
         logger.info("compiling native code beside serving; transformers computes until then")
         beside(upgraded.upgrade)
@@ -85,9 +89,19 @@ class UpgradingModel:
     `upgrade` runs on any thread; the forward thread switches to the new model at the beginning of a step.
     """
 
-    def __init__(self, model: TransformersModel, invariant: bool = False, format: KVFormat = PLAIN) -> None:
-        """`format`: of the pools that steps will read. Runs the model, so not while it serves."""
+    def __init__(
+        self,
+        model: TransformersModel,
+        invariant: bool = False,
+        format: KVFormat = PLAIN,
+        directory: Path | None = None,
+    ) -> None:
+        """`format`: of the pools that steps will read. `directory`: of the files in which its matrices may lie.
+
+        Runs the model, so not while it serves.
+        """
         self._current: Model = model
+        self._directory, self._stays = directory, False
         self._invariant = invariant
         self._spec = model.spec
         self._reference: Reference | None = model.reference
@@ -109,6 +123,11 @@ class UpgradingModel:
         return self._spec
 
     @property
+    def products(self) -> Products | None:
+        """Compiled products of a module tree that goes on for good."""
+        return self._current.products if isinstance(self._current, TransformersModel) else None
+
+    @property
     def invariant(self) -> bool:
         """Whether the next step, and all behind it, give a token the same logits whatever else is in them."""
         return self.native and self._invariant and self._spec.vision is None
@@ -122,6 +141,9 @@ class UpgradingModel:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """float32[S, vocab_size]: logits of the current model; switches to the native decoder first, if it is ready."""
+        if self._stays:
+            self._stays = False
+            self._own()
         if self._next is not None:
             assert self._bound is not None, "bind() comes first"
             self._next.bind(*self._bound)
@@ -156,4 +178,11 @@ class UpgradingModel:
                 self._next, self.native = decoder, True
             else:
                 logger.warning("no native code, transformers goes on: its logits differ by %.2g", result.error)
+        self._stays = not self.native
         self._module = self._reference = self._coded = self._tower = None
+
+    def _own(self) -> None:
+        """The modules go on for good: what was to be packed leaves its files."""
+        assert isinstance(self._current, TransformersModel)
+        if self._directory is not None:
+            own(self._current.module, self._directory)

@@ -4,8 +4,9 @@ int8 and int4 are of weights only, and not of what they are multiplied with. int
 torchao does it (`Int8WeightOnlyConfig`), and transformers computes with its product. int4: a scale and a zero for each
 output and 128 inputs (`rounding.py`). fp8: eight-bit floats, of what they are multiplied with too (`fp8.py`). Every
 linear layer is quantised, the output matrix too. What expands latents stays as it is, or keys and values would be kept
-expanded (`mla.py`); so does what makes step sizes in Mamba-1, whose weight is read where no layer is called; and so do
-embeddings, which are looked up, not read as a whole. Dense models on the CPU are computed by native code.
+expanded (`mla.py`); so does what makes step sizes in Mamba-1, whose weight is read where no layer is called; so does
+what chooses experts in Gemma 4, whose inputs are scaled one by one; and so do embeddings, which are looked up, not read
+as a whole. Dense models on the CPU are computed by native code.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -57,8 +58,10 @@ def refuse_at_load(checkpoint: CheckpointConfig, name: str, *, encoder_decoder: 
 
 
 def _left_whole(model: PreTrainedModel) -> set[nn.Module]:
-    steps = {module.dt_proj for module in model.modules() if hasattr(module, "dt_proj") and hasattr(module, "x_proj")}
-    return expansions(model) | steps  # type: ignore[operator]
+    modules: list[Any] = list(model.modules())
+    steps = {module.dt_proj for module in modules if hasattr(module, "dt_proj") and hasattr(module, "x_proj")}
+    routers = {module.proj for module in modules if hasattr(module, "per_expert_scale")}
+    return expansions(model) | steps | routers
 
 
 def _int8(model: PreTrainedModel) -> QuantizedWeights:

@@ -20,6 +20,7 @@ from core.models.hf.self_check import packed_steps, small_pool
 from core.models.loader import load_model
 from core.models.mapped import own
 from core.models.native.family import UpgradingModel
+from core.models.native.reading import NotDense
 from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
@@ -64,6 +65,26 @@ def test_large_tables_that_compiled_code_reads_as_they_are(
     model = load_model(ModelConfig(str(directory), dtype="float32", native="wait"), CPU)
     assert isinstance(model, UpgradingModel) and model.native
     logits_of(model)
+    before = logits_of(model)
+    overwritten(directory / "model.safetensors")
+    for old, new in zip(before, logits_of(model), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_modules_that_go_on_for_good_leave_their_files(
+    checkpoint_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled code was to pack the matrices, and cannot; from the first step behind that on nothing is read there."""
+
+    def not_dense(*_: object) -> None:
+        raise NotDense("it is of another kind")
+
+    monkeypatch.setattr("core.models.hf.module_tree.SMALL", 512)
+    monkeypatch.setattr("core.models.native.family.NativeDecoder", not_dense)
+    monkeypatch.setattr("core.models.native.family.with_products", lambda *_: None)
+    directory = Path(shutil.copytree(checkpoint_of("llama"), tmp_path / "llama"))
+    model = load_model(ModelConfig(str(directory), dtype="float32", native="wait"), CPU)
+    assert isinstance(model, UpgradingModel) and not model.native
     before = logits_of(model)
     overwritten(directory / "model.safetensors")
     for old, new in zip(before, logits_of(model), strict=True):

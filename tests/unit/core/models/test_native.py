@@ -12,7 +12,7 @@ import torch
 from core.config import ModelConfig
 from core.models.hf import backend
 from core.models.hf.backend import TransformersModel
-from core.models.loader import load_model
+from core.models.loader import load_model, served_by
 from core.models.native import family, matrices, reading
 from core.models.native.extension import DECODER, load_extension
 from core.models.native.family import UpgradingModel
@@ -187,6 +187,7 @@ def test_whatever_speaks_against_it_costs_only_speed(
     path, rows = checkpoint("llama"), sequences()
     model, plain = load(path), PlainModel(path)
     assert not model.native and said in caplog.text
+    assert served_by(model) == "the modules of transformers, with compiled products"
     worst, same = worst_error(PackedRun(model, rows), {row: plain.logits(ids) for row, ids in rows.items()})
     assert worst < 1e-4 and same
 

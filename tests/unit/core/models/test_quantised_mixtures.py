@@ -32,7 +32,9 @@ def said(path: Path, quantization: str, native: str) -> torch.Tensor:
 
 @pytest.mark.usefixtures("native_code")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("case", ["qwen2_moe", "granitemoeshared", "deepseek_v3", "mamba", "jamba"])
+@pytest.mark.parametrize(
+    "case", ["qwen2_moe", "granitemoeshared", "deepseek_v3", "mamba", "jamba", "gemma4_text, experts"]
+)
 def test_native_code_computes_what_transformers_does(case: str, quantization: str, tmp_path: Path) -> None:
     """One has a gate for the expert of all tokens, a matrix of one row; one a linear router; one attends to latents.
 
