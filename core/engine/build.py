@@ -31,7 +31,7 @@ from core.engine.input_processor import InputProcessor
 from core.engine.kv_storage import check_kv_format
 from core.engine.labelling import Labelling, labelling_of
 from core.engine.math_threads import use_threads
-from core.engine.media_inputs import audio_inputs, image_inputs
+from core.engine.media_inputs import Sees, audio_inputs, image_inputs
 from core.engine.peers import Peers, open_others
 from core.engine.rank_settings import captures, ring_of
 from core.engine.ranks import Ranks, verification
@@ -137,7 +137,7 @@ def assemble(
     if source is not None:
         speculation = build_speculation(config, source, pools, streams, spec, code)
     grammars = _build_grammars(config, model, tokenizer)
-    inputs, embeddings = _build_inputs(config, spec, tokenizer, pools, head)
+    inputs, embeddings = _build_inputs(config, spec, tokenizer, pools, head, getattr(model, "tower", None))
     # Captured and timed here and not by `new_executor`: it takes seconds, and that one is called on the event loop.
     at_build = captures(config) and streams.device.type == "cuda"
     build_runner = partial(_build_runner, config, model, streams, pools, lanes, speculation, code, head, ranks)
@@ -182,7 +182,12 @@ def _tell_size(ranks: Ranks | None, pools: Pools) -> None:
 
 
 def _build_inputs(
-    config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, pools: Pools, head: LabelHead | None
+    config: EngineConfig,
+    spec: ModelSpec,
+    tokenizer: Tokenizer,
+    pools: Pools,
+    head: LabelHead | None,
+    tower: Sees | None,
 ) -> tuple[InputProcessor, EmbeddingInputs]:
     inputs = InputProcessor(
         tokenizer,
@@ -194,7 +199,7 @@ def _build_inputs(
         encoder_input(spec.encoder, pools.max_input_length),
         pools.max_input_length,
         answer_form(config.model.answer_form, tokenizer.template, tokenizer.response_template),
-        image_inputs(config, spec, tokenizer, pools),
+        image_inputs(config, spec, tokenizer, pools, tower),
         audio_inputs(config, spec),
     )
     labelling = labelling_of(config.model, spec, tokenizer, head)

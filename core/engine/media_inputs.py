@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Protocol
 
 from core.config import EngineConfig
 from core.engine.audio_inputs import AudioInputs
 from core.engine.build_pools import Pools
 from core.engine.image_inputs import ImageInputs, ImageLimits
-from core.errors import StartupError
+from core.errors import ModelLoadError, StartupError
 from core.models.base import ModelSpec
 from core.text.audio.listener import Listener
 from core.text.images.placing import ImagePlacer
 from core.text.images.processor import ImageProcessor
 from core.text.tokenizer import Tokenizer
+from core.types.image import ReadImage
 
 logger = logging.getLogger(__name__)
 
 
-def image_inputs(config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, pools: Pools) -> ImageInputs | None:
-    """None for a model that sees none. One whose images cannot be read says why when it is sent one."""
+class Sees(Protocol):
+    """What looks at images in a model: `core.models.vision.tower.VisionTower`."""
+
+    def misfit(self, image: ReadImage) -> str:
+        """Why tokens and features of `image` do not fit; empty if they do."""
+        ...
+
+
+def image_inputs(
+    config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer, pools: Pools, tower: Sees | None = None
+) -> ImageInputs | None:
+    """None for a model that sees none. One whose images cannot be read says why when it is sent one.
+
+    `tower` looks at one that is blank.
+    """
     if spec.vision is None or not config.model.path:
         return None
     try:
         processor = ImageProcessor.load(Path(config.model.path), spec.vision)
+        if tower is not None and (misfit := tower.misfit(processor.read_blank())):
+            raise ModelLoadError(f"the image processor of {config.model.path} is for another model: {misfit}")
     except StartupError as reason:
         logger.warning("images are refused: %s", reason)
         return ImageInputs(why=str(reason))

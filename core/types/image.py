@@ -25,13 +25,28 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class ReadImage:
-    """An image as the vision tower reads it, before it has a place. `length`: tokens that stand for it."""
+    """An image as the vision tower reads it, before it has a place.
+
+    `length`: tokens from the first that stands for it to the last, with what is between its rows.
+    """
 
     pixels: npt.NDArray[np.float32]
     """Of the shape that the family of the model takes."""
     grid: Grid | None
     """None where all images have one size."""
     length: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of tokens, of an image whose rows are apart: its grid is one of tokens then."""
+        assert self.grid is not None
+        return self.grid[1]
+
+    @property
+    def columns(self) -> int:
+        """Tokens of a row, of such an image."""
+        assert self.grid is not None
+        return self.grid[2]
 
     @cached_property
     def keys(self) -> Ints:

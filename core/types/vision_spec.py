@@ -17,12 +17,18 @@ class VisionSpec:
     """What stands before a run, if the template does not write it itself."""
     end_token: int | None = None
     """What stands behind a run, if the template does not write it itself."""
-    around: str = ""
+    around: tuple[str, str] = ("", "")
     """Text before and behind those tokens, as the processor of the checkpoint writes it."""
     length: int | None = None
     """Tokens of every image; None where they depend on its size."""
+    tile: int | None = None
+    """Tokens of each of several tiles that an image is cut into."""
     merge: int = 1
     """Patches in a row, and rows of them, that become one token."""
+    rows: tuple[str, str] | None = None
+    """Text behind each row of an image's tokens, and behind the last one, where rows are apart."""
+    side: int | None = None
+    """Pixels of a token's side, where the processor is to be told."""
     both_ways: bool = False
     """Whether the tokens of an image see each other in both directions."""
     in_windows: bool = False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,17 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
@@ -23,6 +31,10 @@ from transformers import (
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.support.checkpoints import _draw_weights, tokenizer_of_tests
@@ -42,8 +54,13 @@ TEXT = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-KINDS = ("gemma3", "gemma4", "gemma4, both ways", "qwen2_vl", "qwen2_5_vl")
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+KINDS = ("gemma3", "gemma4", "gemma4, both ways", "mistral3", "qwen2_vl", "qwen2_5_vl")
 """Model type, and behind a comma what is other than in the case without it."""
+
+
+FURTHER = ("glm46v", "glm4v", "glm4v_moe", "internvl")
+"""Types that see as one of these does, but for their processor or their tower."""
 
 
 def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, across: int = 4, **changed: Any) -> Path:
@@ -56,6 +73,8 @@ def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, across: in
     tokenizer = AutoTokenizer.from_pretrained(directory)
     if kind == "gemma3":
         model, images = _gemma3(tokenizer, across)
+    elif kind in MADE:
+        model, images = MADE[kind](tokenizer)
     else:
         model, images = _gemma4(kind, tokenizer) if kind.startswith("gemma4") else _qwen(kind, tokenizer)
     _draw_weights(model, seed)
@@ -157,6 +176,34 @@ def _gemma4(kind: str, tokenizer: Any) -> tuple[Any, Any]:
     return model, Gemma4ImageProcessorPil(max_soft_tokens=70)
 
 
+def _mistral3(tokenizer: Any) -> tuple[Any, Any]:
+    names = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+    tokenizer.add_special_tokens({"extra_special_tokens": names})
+    tokenizer.chat_template = CHAT.replace("IMAGE", names[0])
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "image_size": 112,
+        "patch_size": 14,
+    }
+    config = Mistral3Config(
+        text_config={"model_type": "mistral", **TEXT, "vocab_size": len(tokenizer), "num_hidden_layers": 3},
+        vision_config=vision,
+        image_token_index=tokenizer.convert_tokens_to_ids(names[0]),
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng():
+        model = Mistral3ForConditionalGeneration._from_config(config, dtype=torch.float32)
+    return model, PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 14, "width": 14})
+
+
 def _qwen(kind: str, tokenizer: Any) -> tuple[Any, Any]:
     names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer.add_special_tokens({"extra_special_tokens": names})
@@ -192,6 +239,70 @@ def _qwen(kind: str, tokenizer: Any) -> tuple[Any, Any]:
     with torch.random.fork_rng():
         model = model_class._from_config(config, dtype=torch.float32)
     return model, images
+
+
+def _internvl(tokenizer: Any) -> tuple[Any, Any]:
+    names = ["<img>", "</img>", "<IMG_CONTEXT>"]
+    tokenizer.add_special_tokens({"extra_special_tokens": names})
+    tokenizer.chat_template = CHAT.replace("IMAGE", names[2])
+    config = InternVLConfig(
+        text_config={"model_type": "qwen2", **TEXT, "vocab_size": len(tokenizer), "num_hidden_layers": 3},
+        vision_config={**TOWER, "image_size": [56, 56], "patch_size": [14, 14]},
+        image_token_id=tokenizer.convert_tokens_to_ids(names[2]),
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng():
+        model = InternVLForConditionalGeneration._from_config(config, dtype=torch.float32)
+    return model, GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, max_patches=4)
+
+
+def _glm(kind: str, tokenizer: Any) -> tuple[Any, Any]:
+    names = ["<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"]
+    tokenizer.add_special_tokens({"extra_special_tokens": names})
+    start, end, image, video = tokenizer.convert_tokens_to_ids(names)
+    tokenizer.chat_template = CHAT.replace("IMAGE", "".join((names[0], names[2], names[1])))
+    experts = {"first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    text = {
+        **TEXT,
+        **(experts if kind == "glm4v_moe" else {}),
+        "vocab_size": len(tokenizer),
+        "num_hidden_layers": 3,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+        | {"partial_rotary_factor": 0.5},
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 48,
+        "out_hidden_size": 64,
+        "image_size": 112,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+    }
+    config = AutoConfig.for_model(
+        kind,
+        text_config=text,
+        vision_config=vision,
+        image_token_id=image,
+        video_token_id=video,
+        image_start_token_id=start,
+        image_end_token_id=end,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng():
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    images = Glm46VImageProcessorPil if kind == "glm46v" else Glm4vImageProcessorPil
+    return model, images(size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 24 * 2})
+
+
+MADE: dict[str, Callable[[Any], tuple[Any, Any]]] = {
+    "mistral3": _mistral3,
+    "internvl": _internvl,
+    **{kind: partial(_glm, kind) for kind in ("glm46v", "glm4v", "glm4v_moe")},
+}
+"""Kinds with nothing to choose -> model and image processor, for a tokenizer that they add to."""
 
 
 def picture(seed: int, width: int = 60, height: int = 60, kind: str = "PNG") -> bytes:

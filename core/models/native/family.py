@@ -110,7 +110,8 @@ class UpgradingModel:
         if format.codes is not None and model.reference is not None:
             self._coded = format, coded_reference(model, model.reference, format)
         self._module: PreTrainedModel | None = model.module
-        self._tower = model.tower
+        self.tower = model.tower
+        """What sees images in it; None if nothing does."""
         self._images: ImageSteps | None = None
         self._next: NativeDecoder | None = None
         self.native = False
@@ -159,8 +160,8 @@ class UpgradingModel:
         began = time.monotonic()
         assert self._module is not None and self._reference is not None, "upgraded once"
         try:
-            if self._tower is not None:
-                self._images = ImageSteps(self._module, self._tower)
+            if self.tower is not None:
+                self._images = ImageSteps(self._module, self.tower)
             decoder = NativeDecoder(
                 load_extension(), self._module, self._spec, torch.get_num_threads(), self._invariant, self._images
             )
@@ -179,7 +180,7 @@ class UpgradingModel:
             else:
                 logger.warning("no native code, transformers goes on: its logits differ by %.2g", result.error)
         self._stays = not self.native
-        self._module = self._reference = self._coded = self._tower = None
+        self._module = self._reference = self._coded = None
 
     def _own(self) -> None:
         """The modules go on for good: what was to be packed leaves its files."""

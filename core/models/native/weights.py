@@ -43,7 +43,7 @@ def family_of(model: PreTrainedModel) -> Family:
     kind = str(getattr(model.config, "model_type", ""))
     if kind in VISION_FAMILIES:
         kind = VISION_FAMILIES[kind].text
-    elif kind not in FAMILIES:
+    if kind not in FAMILIES:
         kind = str(model.config.get_text_config().model_type)
     if kind not in FAMILIES:
         raise NotDense(f"no native family is declared for {kind!r}")

@@ -21,7 +21,7 @@ class VisionFamily(Protocol):
 
     @property
     def text(self) -> str:
-        """The family of `core.models.native.families` that what reads tokens is of."""
+        """The family of `core.models.native.families` that what reads tokens is of; empty if its own type says so."""
         ...
 
     def spec(self, config: Any) -> VisionSpec:
@@ -57,7 +57,7 @@ class Gemma3(OnlyEmbeddings):
             image_token=config.image_token_id,
             begin_token=config.boi_token_index,
             end_token=config.eoi_token_index,
-            around="\n\n",
+            around=("\n\n", "\n\n"),
             length=config.mm_tokens_per_image,
             both_ways=True,
         )
@@ -106,7 +106,7 @@ class Gemma4:
 
 @dataclass(frozen=True)
 class QwenVL(OnlyEmbeddings):
-    """Images of any size, whose tokens have places in time, height and width (Qwen2-VL, Qwen2.5-VL)."""
+    """Images of any size, whose tokens have places in time, height and width (Qwen2-VL, Qwen2.5-VL, GLM-4V)."""
 
     text: str = "qwen2"
 
@@ -127,9 +127,58 @@ class QwenVL(OnlyEmbeddings):
         return features
 
 
+@dataclass(frozen=True)
+class InternVL(OnlyEmbeddings):
+    """Images cut into tiles of one size, beside a small view of the whole (InternVL 1.5, arXiv 2404.16821)."""
+
+    text: str = ""
+
+    def spec(self, config: Any) -> VisionSpec:
+        """See `VisionFamily`."""
+        return VisionSpec(
+            image_token=config.image_token_id,
+            begin_token=config.image_token_id,
+            around=("<img>", "</img>"),
+            tile=config.image_seq_length,
+        )
+
+    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
+        """See `VisionFamily`."""
+        found: torch.Tensor = model.get_image_features(pixels, return_dict=True).pooler_output
+        return found.flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Mistral3(OnlyEmbeddings):
+    """Images of any size, whose rows of tokens have a token between them (Pixtral, arXiv 2410.07073)."""
+
+    text: str = ""
+
+    def spec(self, config: Any) -> VisionSpec:
+        """See `VisionFamily`."""
+        return VisionSpec(
+            image_token=config.image_token_id,
+            begin_token=config.image_token_id,
+            rows=("[IMG_BREAK]", "[IMG_END]"),
+            side=config.vision_config.patch_size * config.spatial_merge_size,
+        )
+
+    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
+        """See `VisionFamily`."""
+        sizes = torch.tensor([pixels.shape[-2:]])
+        (found,) = model.get_image_features(pixels, sizes, return_dict=True).pooler_output
+        features: torch.Tensor = found
+        return features
+
+
 VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     "gemma3": Gemma3(),
     "gemma4": Gemma4(),
+    "glm46v": QwenVL("glm4v_text"),
+    "glm4v": QwenVL("glm4v_text"),
+    "glm4v_moe": QwenVL("glm4v_moe_text"),
+    "internvl": InternVL(),
+    "mistral3": Mistral3(),
     "qwen2_vl": QwenVL(),
     "qwen2_5_vl": QwenVL(),
 }

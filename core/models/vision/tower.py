@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from core.batch.forward_batch import ForwardBatch
 from core.batch.vision_batch import StepImage
 from core.models.vision.families import TOWERS, VISION_FAMILIES, VisionFamily
+from core.types.image import ReadImage
 from core.types.vision_spec import VisionSpec
 
 ATTENTION: Final = "sdpa"
@@ -38,7 +39,14 @@ class VisionTower:
             # An image token that no image belongs to is a token like any other.
             found = torch.where((ids == plain)[:, None], self._table(plain), found)
         for each in batch.vision.images:
-            found[each.place : each.end] = self._features(each).to(found.dtype)
+            features, own = self._features(each).to(found.dtype), found[each.place : each.end]
+            if self._spec.rows is None:
+                own[:] = features
+            else:
+                # What is between two rows keeps its place.
+                rows = features.unflatten(0, (each.image.rows, each.image.columns))
+                for row, there in zip(rows, own.split(each.image.columns + 1), strict=True):
+                    there[: each.image.columns] = row
         return found
 
     def ids(self, batch: ForwardBatch) -> torch.Tensor:
@@ -74,10 +82,29 @@ class VisionTower:
         """Images of `batch` whose tokens see each other in both directions."""
         return batch.vision.images if self._spec.both_ways and batch.vision is not None else ()
 
+    @torch.inference_mode()
+    def misfit(self, image: ReadImage) -> str:
+        """Why tokens and features of `image` do not fit; empty if they do. Not while a step is computed.
+
+        A step takes it for granted, whatever the files of a checkpoint say about its processor.
+        """
+        try:
+            found = self._seen(image).shape[0]
+        except Exception as error:  # whatever a tower makes of pixels that are not for it
+            return str(error).partition("\n")[0] or type(error).__name__
+        wanted = self._tokens(image)
+        return "" if found == wanted else f"an image has {wanted} tokens, and the vision tower makes {found} of it"
+
+    def _tokens(self, image: ReadImage) -> int:
+        return image.length if self._spec.rows is None else image.rows * image.columns
+
+    def _seen(self, image: ReadImage) -> torch.Tensor:
+        pixels = torch.from_numpy(image.pixels).to(self._model.device, self._model.dtype)
+        return self._family.features(self._model, image, pixels)
+
     def _features(self, each: StepImage) -> torch.Tensor:
-        pixels = torch.from_numpy(each.image.pixels).to(self._model.device, self._model.dtype)
-        found = self._family.features(self._model, each.image, pixels)
-        assert found.shape[0] == each.image.length, (tuple(found.shape), each.image.length)
+        found, wanted = self._seen(each.image), self._tokens(each.image)
+        assert found.shape[0] == wanted, (tuple(found.shape), wanted)
         return found
 
 

@@ -26,7 +26,7 @@ class ImagePlacer:
         begin = "" if spec.begin_token == spec.image_token else self.written
         begin += "" if spec.first_token is None else name(spec.first_token)
         end = "" if spec.end_token is None else name(spec.end_token)
-        self._around = spec.around + begin, end + spec.around
+        self._around = spec.around[0] + begin, end + spec.around[1]
 
     def expanded(self, text: str, images: Sequence[ReadImage], field: str) -> str:
         """`text` with a run of tokens in the place of each `written`.
@@ -38,8 +38,14 @@ class ImagePlacer:
             said = f"has {len(images)} images, but the prompt has {len(parts) - 1} places for them ({self.written})"
             raise InvalidRequest.of(field, said)
         begin, end = self._around
-        runs = [begin + self._piece * image.length + end for image in images]
+        runs = [begin + self._run(image) + end for image in images]
         return "".join(part + run for part, run in zip(parts, [*runs, ""], strict=True))
+
+    def _run(self, image: ReadImage) -> str:
+        if self.spec.rows is None:
+            return self._piece * image.length
+        between, last = self.spec.rows
+        return between.join([self._piece * image.columns] * image.rows) + last
 
     def placed(self, ids: Ints, images: Sequence[ReadImage], field: str) -> PromptImages:
         """Where `images` are in the prompt `ids`, int64[n].
@@ -48,7 +54,8 @@ class ImagePlacer:
         """
         if not images:
             return NO_IMAGES
-        placed = _filled(_runs(ids == self.spec.image_token), images)
+        runs = _runs(ids == self.spec.image_token)
+        placed = _filled(runs, images) if self.spec.rows is None else _in_rows(runs, images)
         if placed is None:
             said = f"take runs of {[image.length for image in images]} image tokens, but the prompt has others"
             raise InvalidRequest.of(field, said)
@@ -71,6 +78,19 @@ def _filled(runs: Sequence[tuple[int, int]], images: Sequence[ReadImage]) -> tup
         if start != end:
             return None
     return None if left else tuple(found)
+
+
+def _in_rows(runs: Sequence[tuple[int, int]], images: Sequence[ReadImage]) -> tuple[PlacedImage, ...] | None:
+    """`images` in their order in `runs`, a run for each row, with one token between two; None where they do not fit."""
+    rows, found = deque(runs), list[PlacedImage]()
+    for image in images:
+        taken = [rows.popleft() for _ in range(min(image.rows, len(rows)))]
+        start = taken[0][0] if taken else 0
+        step = image.columns + 1
+        if taken != [(start + row * step, start + row * step + image.columns) for row in range(image.rows)]:
+            return None
+        found.append(PlacedImage(start, image))
+    return None if rows else tuple(found)
 
 
 def _places(length: int, placed: Sequence[PlacedImage], merge: int) -> Ints:

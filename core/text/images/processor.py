@@ -15,6 +15,7 @@ from core.types.vision_spec import VisionSpec
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+BLANK = (96, 64)
 MISSING = "the checkpoint sees images, which needs Pillow: pip install 'slipstream[vision]'"
 
 
@@ -54,6 +55,11 @@ class ImageProcessor:
         pixels = np.asarray(found["pixel_values"], np.float32)
         if self._spec.length is not None:
             return ReadImage(pixels, None, self._spec.length)
+        if self._spec.tile is not None:
+            return ReadImage(pixels, None, len(pixels) * self._spec.tile)
+        if self._spec.side is not None:
+            height, width = (int(side) // self._spec.side for side in pixels.shape[-2:])
+            return ReadImage(pixels, (1, height, width), height * (width + 1) - 1)
         if "image_grid_thw" in found:
             time, height, width = (int(side) for side in found["image_grid_thw"][0])
         else:
@@ -64,6 +70,19 @@ class ImageProcessor:
             time, pixels = 1, np.ascontiguousarray(pixels[:, there])
         return ReadImage(pixels, (time, height, width), time * height * width // self._spec.merge**2)
 
+    def read_blank(self) -> ReadImage:
+        """A small grey image. Raises ModelLoadError where even that is refused."""
+        from PIL import Image
+
+        try:
+            return self.read(Image.new("RGB", BLANK, "grey"), "image")
+        except InvalidRequest as error:
+            raise ModelLoadError(f"its image processor reads no image: {error}") from error
+
     def _options(self) -> dict[str, Any]:
+        if self._spec.side is not None:
+            return {"patch_size": {"height": self._spec.side, "width": self._spec.side}}
+        if self._spec.tile is not None:
+            return {"crop_to_patches": True}
         # Crops beside the whole would need a text that tells of them.
         return {"do_pan_and_scan": False} if hasattr(self._processor, "do_pan_and_scan") else {}

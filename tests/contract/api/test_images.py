@@ -30,6 +30,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": Tru
 PLACES = {
     "gemma3": ("<start_of_image>", "<start_of_image>"),
     "gemma4": ("<|image|>", "<|image|>"),
+    "mistral3": ("[IMG]", "[IMG]"),
     "qwen2_5_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
 }
 """What a template writes for an image, and what of it becomes a run of tokens."""

@@ -41,7 +41,9 @@ class ImageOracle:
 
     def processed(self, images: tuple[bytes, ...]) -> Any:
         """What the processor of the checkpoint makes of them."""
-        return self.images([Image.open(BytesIO(each)).convert("RGB") for each in images], return_tensors="pt")
+        read = [Image.open(BytesIO(each)).convert("RGB") for each in images]
+        more = {"mistral3": {"patch_size": {"height": 28, "width": 28}}, "internvl": {"crop_to_patches": True}}
+        return self.images(read, return_tensors="pt", **more.get(self.kind, {}))
 
     def run(self, image: bytes) -> list[int]:
         """The ids that stand for `image`."""
@@ -51,7 +53,14 @@ class ImageOracle:
         if self.kind == "gemma4":
             count = int(self.processed((image,))["num_soft_tokens_per_image"][0])
             return [config.boi_token_id, *[self.token] * count, config.eoi_token_id]
+        if self.kind == "mistral3":
+            height, width = (int(side) // 28 for side in self.processed((image,))["image_sizes"][0])
+            return [*([*[self.token] * width, self.token + 1] * height)[:-1], self.token + 2]
+        if self.kind == "internvl":
+            return [self.token - 2, *[self.token] * 4 * len(self.processed((image,))["pixel_values"]), self.token - 1]
         count = int(self.processed((image,))["image_grid_thw"].prod()) // config.vision_config.spatial_merge_size**2
+        if self.kind.startswith("glm"):
+            return [config.image_start_token_id, *[self.token] * count, config.image_end_token_id]
         return [config.vision_start_token_id, *[self.token] * count, config.vision_end_token_id]
 
     def prompt(self, rng: random.Random, *parts: int | bytes) -> Seen:
@@ -77,10 +86,11 @@ class ImageOracle:
         """The output, up to the first token that was chosen by no more than MARGIN."""
         ids = torch.tensor([seen.ids])
         given: dict[str, Any] = dict(self.processed(seen.images)) if seen.images else {}
-        for told in ("num_crops", "num_soft_tokens_per_image"):
+        for told in ("num_crops", "num_soft_tokens_per_image", "num_patches"):
             given.pop(told, None)
         kinds = (ids == self.token).to(torch.int64)
-        given["token_type_ids" if self.kind == "gemma3" else "mm_token_type_ids"] = kinds
+        if self.kind not in ("internvl", "mistral3"):
+            given["token_type_ids" if self.kind == "gemma3" else "mm_token_type_ids"] = kinds
         answer = self.model.generate(
             ids,
             max_new_tokens=tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from core.config import (
 )
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
-from core.errors import StartupError
+from core.errors import InvalidRequest, StartupError
 from core.types.io import Delta, Finished, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from tests.proofs.equivalence.image_oracle import ImageOracle, Seen, prompts
 from tests.support.engines import started
-from tests.support.vision_checkpoints import KINDS, make_vision_checkpoint, picture
+from tests.support.vision_checkpoints import FURTHER, KINDS, make_vision_checkpoint, picture
 
 OUTPUT = 12
 PAGE = 4
@@ -84,6 +85,20 @@ async def test_tokens_equal_generate(oracle: ImageOracle, pages: int, chunk: int
     assert (preempted > 0) is few, preempted
 
 
+@pytest.mark.parametrize("native", ["wait", "off"], ids=["compiled", "torch"])
+@pytest.mark.parametrize("kind", FURTHER)
+async def test_further_types_see_too(kind: str, native: str, tmp_path: Path, seed: int) -> None:
+    oracle = ImageOracle(make_vision_checkpoint(kind, tmp_path / kind))
+    asked = prompts(oracle, seed)
+    wanted = [oracle.greedy(each, OUTPUT) for each in asked]
+    assert sum(map(len, wanted)) >= len(asked) * OUTPUT / 2, "the oracle is undecided"
+    async with started(build_engine(config(tmp_path / kind, 400, 16, native))) as engine:
+        found = await asyncio.gather(*(answer(engine, each) for each in asked))
+        again = [await answer(engine, each) for each in asked[1:3]]
+    for place, (got, want) in enumerate(zip([*found, *again], [*wanted, *wanted[1:3]], strict=True)):
+        assert got[0][: len(want)] == want, place
+
+
 async def test_cached_tokens_are_those_of_the_same_image(oracle: ImageOracle, seed: int) -> None:
     """The same ids behind another image are other tokens; what stands before it is the same."""
     rng = random.Random(seed)
@@ -130,10 +145,31 @@ async def test_a_token_without_an_image_is_a_token(oracle: ImageOracle, seed: in
     assert beside[0] == alone[0] and found[0][: len(want)] == want
 
 
+@pytest.mark.parametrize("native", ["wait", "off"], ids=["compiled", "torch"])
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [("internvl", {"size": {"height": 84, "width": 84}}), ("gemma3", {"size": {"height": 28, "width": 28}})],
+)
+async def test_a_processor_for_another_model_ends_no_step(
+    kind: str, changed: dict[str, Any], native: str, tmp_path: Path, seed: int
+) -> None:
+    """It is found before the first request: images are refused, texts are served."""
+    directory = make_vision_checkpoint(kind, tmp_path / kind)
+    oracle = ImageOracle(directory)
+    shown, text = oracle.prompt(random.Random(seed), 3, picture(1), 2), oracle.prompt(random.Random(seed), 9)
+    file = directory / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    async with started(build_engine(config(directory, 400, 64, native))) as engine:
+        with pytest.raises(InvalidRequest, match="is for another model"):
+            await answer(engine, shown)
+        want = oracle.greedy(text, OUTPUT)
+        assert (await answer(engine, text))[0][: len(want)] == want
+
+
 def test_what_drafts_cannot_do_is_refused(oracle: ImageOracle) -> None:
     asked = config(oracle.directory, 400, 64)
     asked = dataclasses.replace(asked, speculation=SpeculationConfig(method="ngram"))
-    if oracle.kind.startswith("gemma"):
+    if not oracle.kind.startswith("qwen"):
         assert build_engine(asked)
         return
     with pytest.raises(StartupError, match="images move the positions"):

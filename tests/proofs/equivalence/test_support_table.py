@@ -18,7 +18,7 @@ SUITES = {
     "Attention only": test_greedy_grpc.KINDS,
     "Recurrent and hybrid": tuple(RECURRENT_CONFIGS),
     "Encoder-decoder": (*test_encoder_decoder_grpc.KINDS, *test_speech.KINDS),
-    "Images": {kind.partition(",")[0] for kind in test_images.KINDS},
+    "Images": {kind.partition(",")[0] for kind in (*test_images.KINDS, *test_images.FURTHER)},
 }
 
 

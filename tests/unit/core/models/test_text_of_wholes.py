@@ -33,7 +33,7 @@ DELTA = {
     "linear_value_head_dim": 16,
 }
 WHOLES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mistral3": ("mistral", TOWER | {"patch_size": 14, "head_dim": 16}),
+    "janus": ("llama", TOWER | {"patch_size": 14}),
     "llava": ("llama", TOWER | {"model_type": "clip_vision_model", "patch_size": 14, "projection_dim": 32}),
     "idefics3": ("llama", TOWER | {"patch_size": 14}),
 }
@@ -62,7 +62,7 @@ def test_the_type_of_the_text_says_what_serves(whole: Path) -> None:
     read = read_checkpoint_config(whole)
     assert (read.model_type, read.text_type) == (whole.name, WHOLES[whole.name][0])
     assert family_of(read.model_type, read.text_type) == "native"
-    assert family_of("mistral3", "clip_text_model") == family_of("mistral3") == "transformers"
+    assert family_of("janus", "clip_text_model") == family_of("janus") == "transformers"
     assert family_of("gemma3", "clip_text_model") == "native"
 
 

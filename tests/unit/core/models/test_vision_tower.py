@@ -78,6 +78,33 @@ def test_what_stands_for_a_piece_is_read_as_padding_where_the_model_says_so() ->
     assert tower(7)[0].ids(step([1, 7], None)).tolist() == [1, 7]
 
 
+def test_what_does_not_fit_is_told() -> None:
+    class Blind(Bright):
+        def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
+            raise ValueError("such an image\nis not for it")
+
+    model: Any = Model()
+    spec = VisionSpec(7, 7, rows=("", ""))
+    assert tower(7)[0].misfit(IMAGE.image) == ""
+    assert VisionTower(model, Blind(), VisionSpec(7, 7)).misfit(IMAGE.image) == "such an image"
+    apart = ReadImage(np.zeros((2, 3), np.float32), (1, 2, 3), 7)
+    found = VisionTower(model, Bright(), spec).misfit(apart)
+    assert found == "an image has 6 tokens, and the vision tower makes 7 of it"
+
+
+def test_rows_of_an_image_leave_what_is_between_them() -> None:
+    class Counted(Bright):
+        def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
+            return torch.arange(1.0, 5.0)[:, None].expand(4, HIDDEN) * 10
+
+    model: Any = Model()
+    made = VisionTower(model, Counted(), VisionSpec(7, 7, rows=("b", "e")))
+    shown = StepImage(1, 0, 1, ReadImage(np.zeros((2, 3), np.float32), (1, 2, 2), 5))
+    found = made.embeddings(step([1, 7, 7, 5, 7, 7, 6], VisionBatch((shown,), None, None)))
+    assert found is not None and found[[1, 2, 4, 5], 0].tolist() == [10, 20, 30, 40]
+    assert torch.equal(found[[0, 3, 6]], model.table.weight[[1, 5, 6]])
+
+
 def test_positions_of_chunks_are_given_and_those_of_decodes_moved() -> None:
     made, _ = tower(7, places=True)
     chunks = np.array([[0, 1], [0, 2], [0, 3]])

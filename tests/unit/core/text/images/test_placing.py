@@ -15,7 +15,7 @@ from core.types.vision_spec import VisionSpec
 
 NAMES = {7: "<image>", 8: "<begin>", 9: "<end>"}
 TOKENIZER: Any = SimpleNamespace(name_of=NAMES.__getitem__)
-GEMMA = VisionSpec(image_token=7, begin_token=8, end_token=9, around="\n\n", length=2, both_ways=True)
+GEMMA = VisionSpec(image_token=7, begin_token=8, end_token=9, around=("\n\n", "\n\n"), length=2, both_ways=True)
 QWEN = VisionSpec(image_token=7, begin_token=7, merge=2, places=True)
 
 
@@ -46,6 +46,22 @@ def test_each_image_has_a_run_of_its_length() -> None:
     for ids in ([1, 7, 2], [1, 7, 7, 7], [7, 7, 1, 7, 7], [1]):
         with pytest.raises(InvalidRequest, match="take runs of"):
             placer.placed(np.array(ids), [first], "images")
+
+
+PIXTRAL = VisionSpec(image_token=7, begin_token=7, rows=("<break>", "<stop>"), side=28)
+
+
+def test_rows_of_an_image_have_something_between_them() -> None:
+    """Two rows of three, then one of two; 5 is between rows, 6 behind the last."""
+    placer = ImagePlacer(PIXTRAL, TOKENIZER)
+    first, second = image(7, grid=(1, 2, 3)), image(2, grid=(1, 1, 2))
+    assert placer.expanded("a<image>b", [first], "images") == f"a{'<image>' * 3}<break>{'<image>' * 3}<stop>b"
+    ids = [1, 7, 7, 7, 5, 7, 7, 7, 6, 2, 7, 7, 6]
+    placed = placer.placed(np.array(ids), [first, second], "images").placed
+    assert [(each.start, each.end, each.image) for each in placed] == [(1, 8, first), (10, 12, second)]
+    for wrong in (ids[:9], ids[:5], [1, 7, 7, 7, 5, 5, 7, 7, 7, 6, 7, 7], [7, 7, 5, 7, 7, 7, 6, 7, 7], [*ids, 7], []):
+        with pytest.raises(InvalidRequest, match="take runs of"):
+            placer.placed(np.array(wrong, np.int64), [first, second], "images")
 
 
 def test_positions_count_rows_and_columns_of_an_image() -> None:

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from core.errors import ConfigError, InvalidRequest, ModelLoadError
@@ -48,6 +49,16 @@ def test_patches_that_fill_an_image_up_are_left_out(
     )
     assert found.grid == grid and found.length == grid[1] * grid[2] // 9
     assert found.pixels.shape == (1, grid[1] * grid[2], 768) and (found.pixels.max(axis=-1) == 1.0).all()
+
+
+def test_a_token_has_the_side_that_the_model_says(tmp_path: Path) -> None:
+    """Not that of a patch of the tower, which merges several."""
+    PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 14, "width": 14}).save_pretrained(
+        tmp_path
+    )
+    spec = VisionSpec(image_token=7, begin_token=7, rows=("b", "e"), side=28)
+    found = ImageProcessor.load(tmp_path, spec).read(Image.new("RGB", (120, 60), "red"), "images[0]")
+    assert found.grid == (1, 2, 4) and found.length == 9 and found.pixels.shape == (1, 3, 56, 112)
 
 
 def test_what_a_processor_refuses_names_the_image(tmp_path: Path) -> None:
