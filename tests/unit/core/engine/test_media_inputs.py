@@ -35,3 +35,16 @@ def test_a_model_whose_images_cannot_be_read_is_served_and_says_why(
     found = image_inputs(MADE, spec, nothing, nothing)
     assert found is not None and not found.sees
     assert caplog.messages == ["images are refused: it has no preprocessor_config.json"]
+
+
+@pytest.mark.parametrize("misfit", ["", "an image has 2 tokens, and the vision tower makes 3 of it"])
+def test_a_tower_looks_at_a_blank_image_first(misfit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = SimpleNamespace(read_blank=lambda: "blank")
+    monkeypatch.setattr(media_inputs.ImageProcessor, "load", lambda *_: processor)
+    monkeypatch.setattr(media_inputs, "ImagePlacer", lambda *_: None)
+    shown = list[Any]()
+    tower: Any = SimpleNamespace(misfit=lambda image: shown.append(image) or misfit)
+    spec: Any = SimpleNamespace(vision=object())
+    pools: Any = SimpleNamespace(max_input_length=9)
+    found = image_inputs(MADE, spec, pools, pools, tower)
+    assert found is not None and found.sees is (not misfit) and shown == ["blank"]

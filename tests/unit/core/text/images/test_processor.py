@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -59,6 +60,22 @@ def test_a_token_has_the_side_that_the_model_says(tmp_path: Path) -> None:
     spec = VisionSpec(image_token=7, begin_token=7, rows=("b", "e"), side=28)
     found = ImageProcessor.load(tmp_path, spec).read(Image.new("RGB", (120, 60), "red"), "images[0]")
     assert found.grid == (1, 2, 4) and found.length == 9 and found.pixels.shape == (1, 3, 56, 112)
+
+
+@pytest.mark.parametrize(("size", "tiles"), [((56, 56), 1), ((112, 56), 3), ((112, 112), 5)])
+def test_tiles_and_a_view_of_the_whole_have_as_many_tokens(tmp_path: Path, size: tuple[int, int], tiles: int) -> None:
+    GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, max_patches=4).save_pretrained(tmp_path)
+    spec = VisionSpec(image_token=7, begin_token=7, tile=9)
+    found = ImageProcessor.load(tmp_path, spec).read(Image.new("RGB", size, "red"), "images[0]")
+    assert found.pixels.shape == (tiles, 3, 56, 56) and found.length == 9 * tiles and found.grid is None
+
+
+def test_a_blank_image_is_read_or_the_processor_is_no_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = load(tmp_path, QWEN)
+    assert made.read_blank().length > 0
+    monkeypatch.setattr(module, "BLANK", (4_000, 10))
+    with pytest.raises(ModelLoadError, match="reads no image"):
+        made.read_blank()
 
 
 def test_what_a_processor_refuses_names_the_image(tmp_path: Path) -> None:
