@@ -55,11 +55,11 @@ TEXT = {
     "pad_token_id": 0,
 }
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-KINDS = ("gemma3", "gemma4", "gemma4, both ways", "mistral3", "qwen2_vl", "qwen2_5_vl")
+KINDS = ("gemma3", "gemma4", "gemma4, both ways", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_5")
 """Model type, and behind a comma what is other than in the case without it."""
 
 
-FURTHER = ("glm46v", "glm4v", "glm4v_moe", "internvl")
+FURTHER = ("glm46v", "glm4v", "glm4v_moe", "internvl", "qwen3_5_moe")
 """Types that see as one of these does, but for their processor or their tower."""
 
 
@@ -297,9 +297,46 @@ def _glm(kind: str, tokenizer: Any) -> tuple[Any, Any]:
     return model, images(size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 24 * 2})
 
 
+def _qwen3_5(kind: str, tokenizer: Any) -> tuple[Any, Any]:
+    names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer.add_special_tokens({"extra_special_tokens": names})
+    start, end, image, video = tokenizer.convert_tokens_to_ids(names)
+    tokenizer.chat_template = CHAT.replace("IMAGE", "".join((names[0], names[2], names[1])))
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    text = {
+        **TEXT,
+        **(experts | {"shared_expert_intermediate_size": 24} if kind == "qwen3_5_moe" else {}),
+        "vocab_size": len(tokenizer),
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
+        | {"partial_rotary_factor": 0.5, "mrope_interleaved": True},
+    }
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64}
+    config = AutoConfig.for_model(
+        kind,
+        text_config=text,
+        vision_config={**vision, "patch_size": 14, "num_position_embeddings": 64},
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng():
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    return model, Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=28 * 28 * 24)
+
+
 MADE: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "mistral3": _mistral3,
     "internvl": _internvl,
+    **{kind: partial(_qwen3_5, kind) for kind in ("qwen3_5", "qwen3_5_moe")},
     **{kind: partial(_glm, kind) for kind in ("glm46v", "glm4v", "glm4v_moe")},
 }
 """Kinds with nothing to choose -> model and image processor, for a tokenizer that they add to."""

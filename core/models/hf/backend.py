@@ -48,8 +48,8 @@ from core.models.hf.windowed import window_layers
 from core.models.lora.slots import LORA
 from core.models.quantized.at_load import quantize_at_load
 from core.models.quantized.registry import QuantizedWeights, quant_method
-from core.models.vision.families import TOWERS
-from core.models.vision.tower import VisionTower, vision_spec, vision_tower
+from core.models.vision.families import TOWERS, VISION_FAMILIES
+from core.models.vision.tower import VisionTower, spec_of, vision_tower
 
 logger = logging.getLogger(__name__)
 
@@ -166,13 +166,14 @@ def load_transformers(
     if checkpoint.labels is not None:
         # The head of a judge stands beside the model, and has no part in its logits: these are made of what is there.
         options = {"beside": head_names(hf_config), "tie_word_embeddings": True}
-    if type(hf_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    if causal is None or (kind in VISION_FAMILIES and checkpoint.architecture != causal.__name__):
         options["auto"] = AutoModelForImageTextToText
     elif hf_config.get_text_config() is not hf_config:
         # Of a checkpoint that sees, or hears, the text alone.
         options["beside"] = (*options.get("beside", ()), *TOWERS)
     model = load_module(checkpoint, config, device, progress, **options)
-    if hf_config.get_text_config() is not hf_config and vision_spec(hf_config) is None:
+    if hf_config.get_text_config() is not hf_config and spec_of(model) is None:
         logger.info("its text is served: images of %r are not taken", kind)
     return prove_module(model, checkpoint, config, progress)
 
@@ -190,7 +191,7 @@ def prove_module(
     """
     kind = checkpoint.model_type
     text: Any = model.config.get_text_config()
-    if vision_spec(model.config) is None and getattr(text, "use_bidirectional_attention", None) == "vision":
+    if spec_of(model) is None and getattr(text, "use_bidirectional_attention", None) == "vision":
         # Without images no token sees another in both directions, and a mask for them is of one length.
         text.use_bidirectional_attention = None
     method = quant_method(checkpoint)
@@ -313,7 +314,7 @@ def _assemble(
         quantization=weights.name,
         capturable=True,
         state_of_layers=len(layers_of(model)),
-        vision=vision_spec(model.config),
+        vision=spec_of(model),
     )
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)

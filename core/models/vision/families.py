@@ -181,4 +181,6 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     "mistral3": Mistral3(),
     "qwen2_vl": QwenVL(),
     "qwen2_5_vl": QwenVL(),
+    "qwen3_5": QwenVL("qwen3_5_text"),
+    "qwen3_5_moe": QwenVL("qwen3_5_moe_text"),
 }

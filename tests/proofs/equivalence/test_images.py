@@ -114,7 +114,9 @@ async def test_cached_tokens_are_those_of_the_same_image(oracle: ImageOracle, se
         want = oracle.greedy(each, OUTPUT)
         assert got[: len(want)] == want
     cached = [each[1] for each in found]
-    assert cached[0] == 0 and 0 < cached[1] <= start and cached[2] > start + 4, cached
+    # A state is left where a prompt parts from others, so the third that begins so finds it.
+    least = 0 if oracle.kind == "qwen3_5" else 1
+    assert cached[0] == 0 and least <= cached[1] <= start and cached[2] > start + 4, cached
     assert min(cached[3:]) > start + 4, cached
 
 

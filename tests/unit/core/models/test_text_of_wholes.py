@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from core.models.loader import load_model
 from core.models.native.family import UpgradingModel
 from core.models.registry import family_of
 from tests.support.checkpoints import make_checkpoint
-from tests.support.native_cases import HEADS
+from tests.support.native_cases import HEADS, LLAMA4
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
 from tests.unit.core.models.test_transformers_backend import sequences, worst_error
 
@@ -67,25 +69,34 @@ def test_the_type_of_the_text_says_what_serves(whole: Path) -> None:
 
 
 def test_what_sees_is_left_out_where_a_class_reads_texts_alone(tmp_path: Path) -> None:
-    """Llama 4 and Qwen3.5 have one, which knows no weights of a tower."""
-    path = make_checkpoint("qwen3_5_text", tmp_path / "model", **HEADS | DELTA)
+    """Llama 4 has one, which knows no weights of a tower."""
+    path = make_checkpoint("llama4_text", tmp_path / "text", **HEADS | LLAMA4)
+    whole = Path(shutil.copytree(path, tmp_path / "whole"))
+    text = json.loads((path / "config.json").read_text())
+    names = {"model_type": "llama4", "architectures": ["Llama4ForConditionalGeneration"]}
+    (whole / "config.json").write_text(json.dumps({**names, "text_config": text, "vision_config": TOWER}))
     weights = load_file(path / "model.safetensors")
-    config = (path / "config.json").read_text()
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    for file in path.iterdir():
-        (whole / file.name).write_bytes(file.read_bytes())
-    (whole / "config.json").write_text(
-        '{"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": ' + config + "}"
-    )
     more = {f"{name}.linear.weight": torch.ones(2, 2) for name in ("multi_modal_projector", "vision_model")}
     save_file({**weights, **more}, whole / "model.safetensors", {"format": "pt"})
-    models = [load_model(ModelConfig(str(each), dtype="float32", native="wait"), CPU) for each in (path, whole)]
-    assert all(isinstance(model, UpgradingModel) and model.native for model in models)
-    found = [PackedRun(model, sequences()) for model in models]
+    assert said(path) == said(whole)
+
+
+def test_a_type_that_sees_may_come_without_its_tower(tmp_path: Path) -> None:
+    """Qwen3.5, saved as the class that reads texts alone."""
+    path = make_checkpoint("qwen3_5_text", tmp_path / "text", **HEADS | DELTA)
+    whole = Path(shutil.copytree(path, tmp_path / "whole"))
+    text = json.loads((path / "config.json").read_text())
+    names = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForCausalLM"]}
+    (whole / "config.json").write_text(json.dumps({**names, "text_config": text}))
+    assert said(path) == said(whole)
+
+
+def said(path: Path) -> tuple[float, bool]:
+    """How far its logits are from nothing; computed by compiled code, and without eyes."""
+    model = load_model(ModelConfig(str(path), dtype="float32", native="wait"), CPU)
+    assert isinstance(model, UpgradingModel) and model.native and model.spec.vision is None
     nothing = {row: torch.zeros(len(ids), 320) for row, ids in sequences().items()}
-    first, second = (worst_error(run, nothing) for run in found)
-    assert first == second and first[0] > 1.0
+    return worst_error(PackedRun(model, sequences()), nothing)
 
 
 def test_a_gpu_computes_their_text_as_that_of_others(whole: Path) -> None:
