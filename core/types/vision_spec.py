@@ -37,5 +37,7 @@ class VisionSpec:
     """What every token that stands for a piece of something is read as, before features take its place."""
     filled: tuple[int, ...] = ()
     """Those tokens, if there is a `filler`."""
+    deep: int = 0
+    """Layers behind which the vision tower adds to the states of an image's tokens."""
     places: bool = False
     """Whether positions are three: in time, height and width."""

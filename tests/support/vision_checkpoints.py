@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
     AutoTokenizer,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
-    InternVLConfig,
-    InternVLForConditionalGeneration,
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
@@ -31,35 +23,16 @@ from transformers import (
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
-from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.support.checkpoints import _draw_weights, tokenizer_of_tests
+from tests.support.seeing_models import CHAT, MADE, TEXT
 
-CHAT = (
-    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for p in m.content %}{% if p.type == 'image' %}IMAGE{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
-    "\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-KINDS = ("gemma3", "gemma4", "gemma4, both ways", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_5")
+KINDS = ("gemma3", "gemma4", "gemma4, both ways", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_vl")
 """Model type, and behind a comma what is other than in the case without it."""
 
 
-FURTHER = ("glm46v", "glm4v", "glm4v_moe", "internvl", "qwen3_5_moe")
+FURTHER = ("glm46v", "glm4v", "glm4v_moe", "internvl", "qwen3_5_moe", "qwen3_vl_moe")
 """Types that see as one of these does, but for their processor or their tower."""
 
 
@@ -176,34 +149,6 @@ def _gemma4(kind: str, tokenizer: Any) -> tuple[Any, Any]:
     return model, Gemma4ImageProcessorPil(max_soft_tokens=70)
 
 
-def _mistral3(tokenizer: Any) -> tuple[Any, Any]:
-    names = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
-    tokenizer.add_special_tokens({"extra_special_tokens": names})
-    tokenizer.chat_template = CHAT.replace("IMAGE", names[0])
-    vision = {
-        "model_type": "pixtral",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "head_dim": 16,
-        "image_size": 112,
-        "patch_size": 14,
-    }
-    config = Mistral3Config(
-        text_config={"model_type": "mistral", **TEXT, "vocab_size": len(tokenizer), "num_hidden_layers": 3},
-        vision_config=vision,
-        image_token_index=tokenizer.convert_tokens_to_ids(names[0]),
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng():
-        model = Mistral3ForConditionalGeneration._from_config(config, dtype=torch.float32)
-    return model, PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 14, "width": 14})
-
-
 def _qwen(kind: str, tokenizer: Any) -> tuple[Any, Any]:
     names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer.add_special_tokens({"extra_special_tokens": names})
@@ -239,107 +184,6 @@ def _qwen(kind: str, tokenizer: Any) -> tuple[Any, Any]:
     with torch.random.fork_rng():
         model = model_class._from_config(config, dtype=torch.float32)
     return model, images
-
-
-def _internvl(tokenizer: Any) -> tuple[Any, Any]:
-    names = ["<img>", "</img>", "<IMG_CONTEXT>"]
-    tokenizer.add_special_tokens({"extra_special_tokens": names})
-    tokenizer.chat_template = CHAT.replace("IMAGE", names[2])
-    config = InternVLConfig(
-        text_config={"model_type": "qwen2", **TEXT, "vocab_size": len(tokenizer), "num_hidden_layers": 3},
-        vision_config={**TOWER, "image_size": [56, 56], "patch_size": [14, 14]},
-        image_token_id=tokenizer.convert_tokens_to_ids(names[2]),
-        image_seq_length=4,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng():
-        model = InternVLForConditionalGeneration._from_config(config, dtype=torch.float32)
-    return model, GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, max_patches=4)
-
-
-def _glm(kind: str, tokenizer: Any) -> tuple[Any, Any]:
-    names = ["<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"]
-    tokenizer.add_special_tokens({"extra_special_tokens": names})
-    start, end, image, video = tokenizer.convert_tokens_to_ids(names)
-    tokenizer.chat_template = CHAT.replace("IMAGE", "".join((names[0], names[2], names[1])))
-    experts = {"first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    text = {
-        **TEXT,
-        **(experts if kind == "glm4v_moe" else {}),
-        "vocab_size": len(tokenizer),
-        "num_hidden_layers": 3,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-        | {"partial_rotary_factor": 0.5},
-    }
-    vision = {
-        "depth": 2,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "intermediate_size": 48,
-        "out_hidden_size": 64,
-        "image_size": 112,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-    }
-    config = AutoConfig.for_model(
-        kind,
-        text_config=text,
-        vision_config=vision,
-        image_token_id=image,
-        video_token_id=video,
-        image_start_token_id=start,
-        image_end_token_id=end,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng():
-        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    images = Glm46VImageProcessorPil if kind == "glm46v" else Glm4vImageProcessorPil
-    return model, images(size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 24 * 2})
-
-
-def _qwen3_5(kind: str, tokenizer: Any) -> tuple[Any, Any]:
-    names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    tokenizer.add_special_tokens({"extra_special_tokens": names})
-    start, end, image, video = tokenizer.convert_tokens_to_ids(names)
-    tokenizer.chat_template = CHAT.replace("IMAGE", "".join((names[0], names[2], names[1])))
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    text = {
-        **TEXT,
-        **(experts | {"shared_expert_intermediate_size": 24} if kind == "qwen3_5_moe" else {}),
-        "vocab_size": len(tokenizer),
-        "num_hidden_layers": 4,
-        "head_dim": 16,
-        "layer_types": ["linear_attention", "full_attention"] * 2,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
-        | {"partial_rotary_factor": 0.5, "mrope_interleaved": True},
-    }
-    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64}
-    config = AutoConfig.for_model(
-        kind,
-        text_config=text,
-        vision_config={**vision, "patch_size": 14, "num_position_embeddings": 64},
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng():
-        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    return model, Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=28 * 28 * 24)
-
-
-MADE: dict[str, Callable[[Any], tuple[Any, Any]]] = {
-    "mistral3": _mistral3,
-    "internvl": _internvl,
-    **{kind: partial(_qwen3_5, kind) for kind in ("qwen3_5", "qwen3_5_moe")},
-    **{kind: partial(_glm, kind) for kind in ("glm46v", "glm4v", "glm4v_moe")},
-}
-"""Kinds with nothing to choose -> model and image processor, for a tokenizer that they add to."""
 
 
 def picture(seed: int, width: int = 60, height: int = 60, kind: str = "PNG") -> bytes:

@@ -96,6 +96,7 @@ class DecoderOf final : public Decoder {
     // The first layer behind which nobody asks for the states of all tokens.
     size_t asked = step.wants_hidden ? layers_.size() : 0;
     for (const int64_t layer : step.layers) asked = std::max(asked, static_cast<size_t>(layer));
+    asked = std::max(asked, deepened(step));
     const bool fits = kept_ < layers_.size() && step.wanted.size(0) < rows.tokens && Narrowed::fits(step);
     std::optional<Narrowed> narrowed;
     for (size_t i = 0; i < layers_.size(); ++i) {
@@ -110,6 +111,7 @@ class DecoderOf final : public Decoder {
       } else {
         // Nobody reads the other tokens behind the last mixer: their KV is stored, and that was all they were for.
         run_layer(layers_[i], step, rows, i + 1 == layers_.size() && i >= asked);
+        if (i < deepened(step)) deepen(*std::get<4>(*step.images), i, rows);
       }
     }
     keep_states(step, layers_.size(), rows, states);
@@ -182,6 +184,25 @@ class DecoderOf final : public Decoder {
     T* inputs = inputs_ ? inputs_->of(shop_, step.ids, x, tokens) : nullptr;
     T* both = fusion_ ? beside(x, step, tokens) : nullptr;
     return {x, buffer(1, tokens, stride_), both, inputs, tokens};
+  }
+
+  // Behind how many layers images add to states (DeepStack, Meng et al. 2024; Qwen3-VL, 2025).
+  static size_t deepened(const Step& step) {
+    return step.images && std::get<4>(*step.images) ? std::get<4>(*step.images)->second.size(0) : 0;
+  }
+
+  // The same behind layer `number`.
+  void deepen(const std::pair<Tensor, Tensor>& deep, size_t number, Rows& rows) const {
+    const auto& [places, added] = deep;
+    TORCH_CHECK(added.dim() == 3 && added.size(1) == places.size(0) && added.size(2) == hidden_ && added.is_contiguous() &&
+                    added.scalar_type() == embedding_.scalar_type(),
+                "a row is added to each token of an image");
+    const int64_t* place = places.const_data_ptr<int64_t>();
+    const T* from = added.const_data_ptr<T>() + static_cast<int64_t>(number) * places.size(0) * hidden_;
+    for (int64_t i = 0; i < places.size(0); ++i) {
+      TORCH_CHECK_INDEX(place[i] >= 0 && place[i] < rows.tokens, "token ", place[i], " is not in the step");
+      add_row(rows.x + place[i] * stride_, from + i * hidden_, hidden_, 1.0f);
+    }
   }
 
   // Changes the states; leaves the wanted tokens only if it `narrows`.

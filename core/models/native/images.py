@@ -59,7 +59,8 @@ class ImageSteps:
             angles = self._angles(places)
         both = [(each.place, each.end) for each in self._tower.both_ways(batch)]
         positions = places if places.dim() == 1 else places[0].contiguous()
-        return ids, positions, StepImages(self._tower.embeddings(batch), angles, both, self._tower.in_windows)
+        embeddings = self._tower.embeddings(batch)
+        return ids, positions, StepImages(embeddings, angles, both, self._tower.in_windows, self._tower.deep)
 
     @torch.inference_mode()
     def _angles(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -80,9 +80,10 @@ using StepStates = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::
 
 // What a step has of images: embeddings [T, C] in the place of those of ids; cos and sin [T, R / 2] in the place of those of
 // positions; from which token of the step to which, ascending, tokens see each other in both directions, and whether they do
-// that in layers with windows alone.
+// that in layers with windows alone; tokens int64[n], and what is added to their states behind each of the first layers
+// [layers, n, C].
 using StepImages = std::tuple<MaybeTensor, std::optional<std::pair<Tensor, Tensor>>,
-                              std::vector<std::pair<int64_t, int64_t>>, bool>;
+                              std::vector<std::pair<int64_t, int64_t>>, bool, std::optional<std::pair<Tensor, Tensor>>>;
 
 // Into and out of the inner width, whether gate and up come together, and the activation.
 using MlpParts = std::tuple<Matrix, Matrix, bool, std::string>;

@@ -312,6 +312,8 @@ class StepImages(NamedTuple):
     both_ways: list[tuple[int, int]]
     in_windows: bool
     """Whether they do that in layers with windows alone."""
+    deep: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Tokens int64[n], and what is added to their states behind each of the first layers, [layers, n, C]."""
 
 
 class StepStates(NamedTuple):

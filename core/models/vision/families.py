@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -29,7 +29,10 @@ class VisionFamily(Protocol):
         ...
 
     def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
-        """[n, hidden]: embeddings of the tokens of `image`, whose pixels are on the device of `model`."""
+        """[n, hidden]: embeddings of the tokens of `image`, whose pixels are on the device of `model`.
+
+        With [n, (1 + deep) hidden] what is added to their states behind each of the first layers stands beside them.
+        """
         ...
 
     def beside(self, model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -128,6 +131,23 @@ class QwenVL(OnlyEmbeddings):
 
 
 @dataclass(frozen=True)
+class Qwen3VL(QwenVL):
+    """As `QwenVL`, with features of several depths (DeepStack, arXiv 2406.04334)."""
+
+    text: str = "qwen3_vl_text"
+
+    def spec(self, config: Any) -> VisionSpec:
+        """See `VisionFamily`."""
+        return replace(super().spec(config), deep=len(config.vision_config.deepstack_visual_indexes))
+
+    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
+        """See `VisionFamily`."""
+        grid = torch.tensor([image.grid], device=pixels.device)
+        found = model.get_image_features(pixels, grid, return_dict=True)
+        return torch.cat([*found.pooler_output, *(each for (each,) in found.deepstack_features)], dim=-1)
+
+
+@dataclass(frozen=True)
 class InternVL(OnlyEmbeddings):
     """Images cut into tiles of one size, beside a small view of the whole (InternVL 1.5, arXiv 2404.16821)."""
 
@@ -183,4 +203,6 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     "qwen2_5_vl": QwenVL(),
     "qwen3_5": QwenVL("qwen3_5_text"),
     "qwen3_5_moe": QwenVL("qwen3_5_moe_text"),
+    "qwen3_vl": Qwen3VL(),
+    "qwen3_vl_moe": Qwen3VL("qwen3_vl_moe_text"),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -26,9 +27,13 @@ class VisionTower:
         self._family = family
         self._spec = spec
         self._table: Any = model.get_input_embeddings()
+        self.deep: tuple[torch.Tensor, torch.Tensor] | None = None
+        """What `embeddings` has found besides: tokens int64[n], and what is added to their states behind each of the
+        first layers, [layers, n, hidden]."""
 
     def embeddings(self, batch: ForwardBatch) -> torch.Tensor | None:
         """[T, hidden]: of all tokens of `batch`; None where none of them belongs to an image."""
+        self.deep = None
         if batch.vision is None or not batch.vision.images:
             return None
         ids = self.ids(batch)
@@ -38,8 +43,12 @@ class VisionTower:
         if self._spec.filler is None and self._spec.image_token < self._table.weight.shape[0]:
             # An image token that no image belongs to is a token like any other.
             found = torch.where((ids == plain)[:, None], self._table(plain), found)
+        deep = list[torch.Tensor]()
         for each in batch.vision.images:
             features, own = self._features(each).to(found.dtype), found[each.place : each.end]
+            if self._spec.deep:
+                features, *more = features.split(found.shape[1], dim=-1)
+                deep.append(torch.stack(more))
             if self._spec.rows is None:
                 own[:] = features
             else:
@@ -47,7 +56,17 @@ class VisionTower:
                 rows = features.unflatten(0, (each.image.rows, each.image.columns))
                 for row, there in zip(rows, own.split(each.image.columns + 1), strict=True):
                     there[: each.image.columns] = row
+        if deep:
+            places = [torch.arange(each.place, each.end, device=ids.device) for each in batch.vision.images]
+            self.deep = torch.cat(places), torch.cat(deep, dim=1).contiguous()
         return found
+
+    def deepen(self, number: int, _: nn.Module, inputs: Any, states: torch.Tensor) -> torch.Tensor | None:
+        """A hook of layer `number`: its states, [1, T, hidden], with what the step's images add to them."""
+        if self.deep is None:
+            return None
+        places, added = self.deep
+        return states.index_add(1, places, added[number][None])
 
     def ids(self, batch: ForwardBatch) -> torch.Tensor:
         """int64[T]: ids of all tokens of `batch`, as the text side reads them."""
@@ -115,7 +134,10 @@ def vision_tower(model: PreTrainedModel) -> VisionTower | None:
         return None
     config: Any = model.config
     config.vision_config._attn_implementation = ATTENTION
-    return VisionTower(model, VISION_FAMILIES[config.model_type], spec)
+    tower, base = VisionTower(model, VISION_FAMILIES[config.model_type], spec), cast(Any, model.base_model)
+    for number in range(spec.deep):
+        base.language_model.layers[number].register_forward_hook(partial(tower.deepen, number))
+    return tower
 
 
 def towers_of(model: PreTrainedModel) -> tuple[nn.Module, ...]:
