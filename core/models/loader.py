@@ -115,7 +115,7 @@ def _refuse_to_share(checkpoint: CheckpointConfig, shared_by: str) -> None:
     why = ""
     if _is_encoder_decoder(checkpoint) or is_encoder(checkpoint):
         why = "encodes"
-    elif checkpoint.model_type in VISION_FAMILIES:
+    elif checkpoint.model_type in VISION_FAMILIES and not _has_text_class(checkpoint):
         why = "reads images"
     elif checkpoint.labels is not None:
         why = "has a head that judges"
@@ -165,6 +165,20 @@ def _is_encoder_decoder(checkpoint: CheckpointConfig) -> bool:
     kind = checkpoint.model_type
     only = kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     return checkpoint.is_encoder_decoder or only
+
+
+def _has_text_class(checkpoint: CheckpointConfig) -> bool:
+    """Whether transformers has a class for what reads tokens in it, and not for all of it alone."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    whole, text = (
+        names.get(checkpoint.model_type)
+        for names in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    )
+    return text is not None and text != whole
 
 
 def is_encoder(checkpoint: CheckpointConfig) -> bool:

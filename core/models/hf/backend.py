@@ -167,7 +167,8 @@ def load_transformers(
         # The head of a judge stands beside the model, and has no part in its logits: these are made of what is there.
         options = {"beside": head_names(hf_config), "tie_word_embeddings": True}
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
-    if causal is None or (kind in VISION_FAMILIES and checkpoint.architecture != causal.__name__):
+    sees = kind in VISION_FAMILIES and not config.is_shared
+    if causal is None or (sees and checkpoint.architecture != causal.__name__):
         options["auto"] = AutoModelForImageTextToText
     elif hf_config.get_text_config() is not hf_config:
         # Of a checkpoint that sees, or hears, the text alone.

@@ -76,8 +76,8 @@ class ImageProcessor:
 
         try:
             return self.read(Image.new("RGB", BLANK, "grey"), "image")
-        except InvalidRequest as error:
-            raise ModelLoadError(f"its image processor reads no image: {error}") from error
+        except Exception as error:  # of another kind than the model's, it gives something else
+            raise ModelLoadError(f"its image processor reads no image: {error!r}") from error
 
     def _options(self) -> dict[str, Any]:
         if self._spec.side is not None:

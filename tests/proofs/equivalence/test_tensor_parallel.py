@@ -26,6 +26,7 @@ from tests.support.engines import started
 from tests.support.judges import make_judge
 from tests.support.ports import listening
 from tests.support.until import until
+from tests.support.vision_checkpoints import make_vision_checkpoint
 
 SHARED = ("qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text", "cohere2", "llama4_text", "mixtral", "qwen3_moe")
 LATENTS_AND_STATES = ("deepseek_v3", "glm4_moe", "qwen3_next")
@@ -87,6 +88,12 @@ async def test_the_whole_sampling_matrix(checkpoint_of: Callable[[str], Path], o
 @pytest.mark.parametrize("kind", [*SHARED, *LATENTS_AND_STATES])
 async def test_families(checkpoint_of: Callable[[str], Path], kind: str) -> None:
     await compared(checkpoint_of(kind), overlap=True)
+
+
+@pytest.mark.nightly
+async def test_the_text_of_a_model_that_sees_is_shared(tmp_path: Path) -> None:
+    """Where transformers has a class for its text; one rank would also take images."""
+    await compared(make_vision_checkpoint("qwen3_5", tmp_path / "qwen3_5"), overlap=True)
 
 
 @pytest.mark.nightly

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from core.config import ModelConfig
 from core.errors import ModelLoadError
-from core.models.loader import check_checkpoint, load_model
+from core.models.loader import check_checkpoint, check_parts, load_model
 from core.models.registry import MODEL_FAMILIES, family_of, model_factory
 from tests.support.checkpoints import CONTEXT_LENGTH, make_checkpoint
+from tests.support.vision_checkpoints import make_vision_checkpoint
 from tests.unit.core.models.reference import CPU, load
 
 Make = Callable[[str], Path]
@@ -164,3 +165,10 @@ def test_context_length_comes_from_the_checkpoint_or_from_configuration(llama: P
 def test_every_family_can_be_imported() -> None:
     assert (family_of("llama"), family_of("never heard of")) == ("native", "transformers")
     assert all(callable(model_factory(name)) for name in MODEL_FAMILIES)
+
+
+def test_ranks_share_a_model_that_sees_where_its_text_has_a_class(tmp_path: Path) -> None:
+    check_parts(ModelConfig(str(make_vision_checkpoint("qwen3_5", tmp_path / "text")), tensor_parallel=2))
+    whole = make_vision_checkpoint("gemma3", tmp_path / "whole")
+    with pytest.raises(ModelLoadError, match="tensor_parallel is not possible with 'gemma3' yet: it reads images"):
+        check_parts(ModelConfig(str(whole), tensor_parallel=2))
