@@ -12,12 +12,15 @@ from transformers import (
     AutoModelForImageTextToText,
     InternVLConfig,
     InternVLForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
 )
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -161,9 +164,30 @@ def _qwen3(kind: str, tokenizer: Any) -> tuple[Any, Any]:
     return model, Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=28 * 28 * 24)
 
 
+def _llava(kind: str, tokenizer: Any) -> tuple[Any, Any]:
+    names = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+    tokenizer.add_special_tokens({"extra_special_tokens": names})
+    tokenizer.chat_template = CHAT.replace("IMAGE", names[0])
+    clip = {"model_type": "clip_vision_model", "projection_dim": 32, "image_size": 56}
+    pixtral = {"model_type": "pixtral", "head_dim": 16, "image_size": 112}
+    config = LlavaConfig(
+        text_config={"model_type": "llama", **TEXT, "vocab_size": len(tokenizer), "num_hidden_layers": 3},
+        vision_config={**TOWER, "patch_size": 14, **(clip if kind == "llava" else pixtral)},
+        vision_feature_layer=-2 if kind == "llava" else -1,
+        vision_feature_select_strategy="default" if kind == "llava" else "full",
+        image_token_index=tokenizer.convert_tokens_to_ids(names[0]),
+    )
+    with torch.random.fork_rng():
+        model = LlavaForConditionalGeneration._from_config(config, dtype=torch.float32)
+    if kind == "llava":
+        return model, LlavaImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    return model, PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 28, "width": 28})
+
+
 MADE: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "mistral3": _mistral3,
     "internvl": _internvl,
+    **{kind: partial(_llava, kind) for kind in ("llava", "llava, Pixtral")},
     **{kind: partial(_qwen3, kind) for kind in ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")},
     **{kind: partial(_glm, kind) for kind in ("glm46v", "glm4v", "glm4v_moe")},
 }

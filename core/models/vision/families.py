@@ -15,6 +15,9 @@ from core.types.vision_spec import VisionSpec
 TOWERS: Final = frozenset({"vision_tower", "vision_model", "visual", "multi_modal_projector", "embed_vision"})
 """Names of the parts of such models that see, and read no tokens."""
 
+PIXTRAL: Final = ("[IMG_BREAK]", "[IMG_END]")
+"""What its processor writes behind each row of an image's tokens, and behind the last."""
+
 
 class VisionFamily(Protocol):
     """One way to see. `config`: of the whole checkpoint, as `transformers` reads it."""
@@ -169,6 +172,29 @@ class InternVL(OnlyEmbeddings):
 
 
 @dataclass(frozen=True)
+class Llava(OnlyEmbeddings):
+    """All images have one size and one number of tokens, or, seen by Pixtral, rows as those of Mistral 3."""
+
+    text: str = ""
+
+    def spec(self, config: Any) -> VisionSpec:
+        """See `VisionFamily`."""
+        image, eye = config.image_token_id, config.vision_config
+        if eye.model_type == "pixtral":
+            return VisionSpec(image, image, rows=PIXTRAL, side=eye.patch_size)
+        # CLIP has a token for the whole of an image in front, which the default is to leave out.
+        more = (eye.model_type == "clip_vision_model") - (config.vision_feature_select_strategy == "default")
+        return VisionSpec(image, image, length=(eye.image_size // eye.patch_size) ** 2 + more)
+
+    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
+        """See `VisionFamily`."""
+        sizes = None if image.grid is None else torch.tensor([pixels.shape[-2:]])
+        (found,) = model.get_image_features(pixels, image_sizes=sizes, return_dict=True).pooler_output
+        features: torch.Tensor = found
+        return features
+
+
+@dataclass(frozen=True)
 class Mistral3(OnlyEmbeddings):
     """Images of any size, whose rows of tokens have a token between them (Pixtral, arXiv 2410.07073)."""
 
@@ -179,7 +205,7 @@ class Mistral3(OnlyEmbeddings):
         return VisionSpec(
             image_token=config.image_token_id,
             begin_token=config.image_token_id,
-            rows=("[IMG_BREAK]", "[IMG_END]"),
+            rows=PIXTRAL,
             side=config.vision_config.patch_size * config.spatial_merge_size,
         )
 
@@ -198,6 +224,7 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     "glm4v": QwenVL("glm4v_text"),
     "glm4v_moe": QwenVL("glm4v_moe_text"),
     "internvl": InternVL(),
+    "llava": Llava(),
     "mistral3": Mistral3(),
     "qwen2_vl": QwenVL(),
     "qwen2_5_vl": QwenVL(),

@@ -38,12 +38,18 @@ class ImageOracle:
         self.images = AutoImageProcessor.from_pretrained(directory)
         self.kind = self.model.config.model_type
         self.token: int = self.model.config.image_token_id
+        eye = self.model.config.vision_config
+        self.side = eye.patch_size * getattr(self.model.config, "spatial_merge_size", 1)
+        self.side = self.side if eye.model_type == "pixtral" else 0
+        """Pixels of a token's side, where the processor does not know them."""
 
     def processed(self, images: tuple[bytes, ...]) -> Any:
         """What the processor of the checkpoint makes of them."""
         read = [Image.open(BytesIO(each)).convert("RGB") for each in images]
-        more = {"mistral3": {"patch_size": {"height": 28, "width": 28}}, "internvl": {"crop_to_patches": True}}
-        return self.images(read, return_tensors="pt", **more.get(self.kind, {}))
+        more: dict[str, Any] = {"crop_to_patches": True} if self.kind == "internvl" else {}
+        if self.side:
+            more = {"patch_size": {"height": self.side, "width": self.side}}
+        return self.images(read, return_tensors="pt", **more)
 
     def run(self, image: bytes) -> list[int]:
         """The ids that stand for `image`."""
@@ -53,9 +59,11 @@ class ImageOracle:
         if self.kind == "gemma4":
             count = int(self.processed((image,))["num_soft_tokens_per_image"][0])
             return [config.boi_token_id, *[self.token] * count, config.eoi_token_id]
-        if self.kind == "mistral3":
-            height, width = (int(side) // 28 for side in self.processed((image,))["image_sizes"][0])
+        if "image_sizes" in (given := self.processed((image,))):
+            height, width = (int(side) // self.side for side in given["image_sizes"][0])
             return [*([*[self.token] * width, self.token + 1] * height)[:-1], self.token + 2]
+        if self.kind == "llava":
+            return [self.token] * 16
         if self.kind == "internvl":
             return [self.token - 2, *[self.token] * 4 * len(self.processed((image,))["pixel_values"]), self.token - 1]
         count = int(self.processed((image,))["image_grid_thw"].prod()) // config.vision_config.spatial_merge_size**2
@@ -89,7 +97,7 @@ class ImageOracle:
         for told in ("num_crops", "num_soft_tokens_per_image", "num_patches"):
             given.pop(told, None)
         kinds = (ids == self.token).to(torch.int64)
-        if self.kind not in ("internvl", "mistral3"):
+        if self.kind not in ("internvl", "llava", "mistral3"):
             given["token_type_ids" if self.kind == "gemma3" else "mm_token_type_ids"] = kinds
         answer = self.model.generate(
             ids,
