@@ -49,7 +49,7 @@ from core.models.lora.slots import LORA
 from core.models.quantized.at_load import quantize_at_load
 from core.models.quantized.registry import QuantizedWeights, quant_method
 from core.models.vision.families import TOWERS, VISION_FAMILIES
-from core.models.vision.tower import VisionTower, spec_of, vision_tower
+from core.models.vision.tower import VisionTower, vision_spec, vision_tower
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def load_transformers(
         # Of a checkpoint that sees, or hears, the text alone.
         options["beside"] = (*options.get("beside", ()), *TOWERS)
     model = load_module(checkpoint, config, device, progress, **options)
-    if hf_config.get_text_config() is not hf_config and spec_of(model) is None:
+    if hf_config.get_text_config() is not hf_config and vision_spec(model.config) is None:
         logger.info("its text is served: images of %r are not taken", kind)
     return prove_module(model, checkpoint, config, progress)
 
@@ -192,7 +192,7 @@ def prove_module(
     """
     kind = checkpoint.model_type
     text: Any = model.config.get_text_config()
-    if spec_of(model) is None and getattr(text, "use_bidirectional_attention", None) == "vision":
+    if vision_spec(model.config) is None and getattr(text, "use_bidirectional_attention", None) == "vision":
         # Without images no token sees another in both directions, and a mask for them is of one length.
         text.use_bidirectional_attention = None
     method = quant_method(checkpoint)
@@ -315,7 +315,7 @@ def _assemble(
         quantization=weights.name,
         capturable=True,
         state_of_layers=len(layers_of(model)),
-        vision=spec_of(model),
+        vision=vision_spec(model.config),
     )
     model.config._attn_implementation = IMPLEMENTATION
     context = PackedContext(dtype=model.dtype, spans=probe.spans)

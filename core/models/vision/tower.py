@@ -129,7 +129,7 @@ class VisionTower:
 
 def vision_tower(model: PreTrainedModel) -> VisionTower | None:
     """The tower of `model`; None for a model that sees nothing. Its attention is set to what towers use."""
-    spec = spec_of(model)
+    spec = vision_spec(model.config)
     if spec is None:
         return None
     config: Any = model.config
@@ -143,11 +143,6 @@ def vision_tower(model: PreTrainedModel) -> VisionTower | None:
 def towers_of(model: PreTrainedModel) -> tuple[nn.Module, ...]:
     """The parts of `model` that see."""
     return tuple(part for name, part in model.base_model.named_children() if name in TOWERS)
-
-
-def spec_of(model: PreTrainedModel) -> VisionSpec | None:
-    """Facts about how `model` sees; None if it does not, whatever its configuration tells of."""
-    return vision_spec(model.config) if towers_of(model) else None
 
 
 def vision_spec(config: Any) -> VisionSpec | None:

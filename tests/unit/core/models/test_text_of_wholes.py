@@ -87,7 +87,7 @@ def test_a_type_that_sees_may_come_without_its_tower(tmp_path: Path) -> None:
     whole = Path(shutil.copytree(path, tmp_path / "whole"))
     text = json.loads((path / "config.json").read_text())
     names = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForCausalLM"]}
-    (whole / "config.json").write_text(json.dumps({**names, "text_config": text}))
+    (whole / "config.json").write_text(json.dumps({**names, "text_config": text, "vision_config": {"depth": 1}}))
     assert said(path) == said(whole)
 
 

@@ -58,8 +58,8 @@ def test_a_token_has_the_side_that_the_model_says(tmp_path: Path) -> None:
         tmp_path
     )
     spec = VisionSpec(image_token=7, begin_token=7, rows=("b", "e"), side=28)
-    found = ImageProcessor.load(tmp_path, spec).read(Image.new("RGB", (120, 60), "red"), "images[0]")
-    assert found.grid == (1, 2, 4) and found.length == 9 and found.pixels.shape == (1, 3, 56, 112)
+    found = ImageProcessor.load(tmp_path, spec).read(Image.new("RGB", (100, 60), "red"), "images[0]")
+    assert found.grid == (1, 3, 4) and found.length == 14 and found.pixels.shape == (1, 3, 84, 112)
 
 
 @pytest.mark.parametrize(("size", "tiles"), [((56, 56), 1), ((112, 56), 3), ((112, 112), 5)])
