@@ -60,6 +60,7 @@ def test_shapes_have_layers_of_both_kinds() -> None:
     assert counted.pop("granitemoehybrid") == 0 and counted == {
         "gemma2": 5,
         "gemma3_text": 2,
+        "gemma4_text": 2,
         "cohere2": 2,
         "gpt_oss": 5,
         "llama4_text": 2,
