@@ -138,12 +138,13 @@ UNIFIED = {name: value for name, value in GEMMA4.items() if "per_layer_input" no
 AXES: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
 THREE_AXES = {"rope_parameters": AXES | {"mrope_section": [2, 3, 3]}}
 HALF_TURNED = {"rope_parameters": AXES | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
+DEEP = {"depth": 1, "hidden_size": 32, "num_heads": 2, "deepstack_visual_indexes": [0]}
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_unified_text": ("gemma4_unified", {"mm_embed_dim": 64, "mm_posemb_size": 16, "output_proj_dims": 64}),
     "glm4v_moe_text": ("glm4v_moe", {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}),
     "glm4v_text": ("glm4v", {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}),
-    "qwen3_vl_moe_text": ("qwen3_vl_moe", {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}),
-    "qwen3_vl_text": ("qwen3_vl", {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 48}),
+    "qwen3_vl_moe_text": ("qwen3_vl_moe", DEEP | {"out_hidden_size": 64}),
+    "qwen3_vl_text": ("qwen3_vl", DEEP | {"out_hidden_size": 48}),
 }
 """Types of which checkpoints also see -> the type of these, and what of it sees."""
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}

@@ -135,8 +135,8 @@ def vision_tower(model: PreTrainedModel) -> VisionTower | None:
     config: Any = model.config
     config.vision_config._attn_implementation = ATTENTION
     tower, base = VisionTower(model, VISION_FAMILIES[config.model_type], spec), cast(Any, model.base_model)
-    for number in range(spec.deep):
-        base.language_model.layers[number].register_forward_hook(partial(tower.deepen, number))
+    for number, layer in enumerate(base.language_model.layers[: spec.deep] if spec.deep else ()):
+        layer.register_forward_hook(partial(tower.deepen, number))
     return tower
 
 
