@@ -93,18 +93,20 @@ def test_a_rank_that_has_ended_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_watch_that_is_over_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD", 0.001)
-    kept, looks, ended = Kept(), list[float](), list[str]()
+    kept, looks, ended, begun = Kept(), list[float](), list[str](), threading.Event()
     pulse, before = Pulse(kept, 0, {1: "rank 1"}), set(threading.enumerate())
 
     def silent(now: float) -> str | None:
         looks.append(now)
         if len(looks) < 3:
             return None
+        assert begun.wait(10), "the watch looks before its end has a name"
         over()
         return "rank 1" if len(looks) > 3 else None
 
     monkeypatch.setattr(pulse, "silent", silent)
     over = pulse.end_when_silent(lambda: ended.append("rank 1"))
+    begun.set()
     for each in set(threading.enumerate()) - before:
         each.join(10)
     assert len(looks) == 3 and ended == []
