@@ -29,6 +29,8 @@ class VisionSpec:
     """Text behind each row of an image's tokens, and behind the last one, where rows are apart."""
     side: int | None = None
     """Pixels of a token's side, where the processor is to be told."""
+    most_patches: int | None = None
+    """Patches of an image's longer side, at most; None where the tower knows any place."""
     both_ways: bool = False
     """Whether the tokens of an image see each other in both directions."""
     in_windows: bool = False

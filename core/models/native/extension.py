@@ -10,9 +10,8 @@ from core.native.library import Library, main
 PARTS = (
     "decoder.cpp activations.h ahead.h attention.h beside.h blocks.h bytes.h code_panels.h conv.h delta.h experts.h "
     "grouped.h kernels.h latents.h layer_inputs.h linear.h mamba1.h mamba2.h mixer.h narrowing.h nibbles.h norms.h "
-    "number_panels.h pages.h "
-    "panels.h parting.h parts.h plan.h rotary.h routing.h scratch.h sharing.h short_conv.h states.h stored.h "
-    "team.h vectors.h workshop.h"
+    "number_panels.h pages.h panels.h parting.h parts.h plan.h rotary.h routing.h scratch.h sharing.h short_conv.h "
+    "states.h stored.h team.h vectors.h workshop.h"
 ).split()
 DECODER = Library(
     name="slipstream_decoder",

@@ -51,8 +51,17 @@ class OnlyEmbeddings:
         return {}
 
 
+class OfOneSize(OnlyEmbeddings):
+    """A family of which images, or their tiles, all have one size."""
+
+    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
+        """See `VisionFamily`."""
+        found: torch.Tensor = model.get_image_features(pixels, return_dict=True).pooler_output
+        return found.flatten(0, 1)
+
+
 @dataclass(frozen=True)
-class Gemma3(OnlyEmbeddings):
+class Gemma3(OfOneSize):
     """All images have one size and one number of tokens, which see each other in both directions."""
 
     text: str = "gemma3_text"
@@ -67,11 +76,6 @@ class Gemma3(OnlyEmbeddings):
             length=config.mm_tokens_per_image,
             both_ways=True,
         )
-
-    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
-        """See `VisionFamily`."""
-        found: torch.Tensor = model.get_image_features(pixels, return_dict=True).pooler_output
-        return found.flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Gemma4:
             first_token=config.boi_token_id,
             end_token=config.eoi_token_id,
             merge=config.vision_config.pooling_kernel_size,
+            most_patches=config.vision_config.position_embedding_size,
             both_ways=both_ways,
             in_windows=both_ways,
             filler=config.text_config.pad_token_id,
@@ -151,7 +156,7 @@ class Qwen3VL(QwenVL):
 
 
 @dataclass(frozen=True)
-class InternVL(OnlyEmbeddings):
+class InternVL(OfOneSize):
     """Images cut into tiles of one size, beside a small view of the whole (InternVL 1.5, arXiv 2404.16821)."""
 
     text: str = ""
@@ -164,11 +169,6 @@ class InternVL(OnlyEmbeddings):
             around=("<img>", "</img>"),
             tile=config.image_seq_length,
         )
-
-    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
-        """See `VisionFamily`."""
-        found: torch.Tensor = model.get_image_features(pixels, return_dict=True).pooler_output
-        return found.flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -188,17 +188,20 @@ class Llava(OnlyEmbeddings):
 
     def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
         """See `VisionFamily`."""
-        sizes = None if image.grid is None else torch.tensor([pixels.shape[-2:]])
-        (found,) = model.get_image_features(pixels, image_sizes=sizes, return_dict=True).pooler_output
-        features: torch.Tensor = found
-        return features
+        if image.grid is None:
+            found: torch.Tensor = model.get_image_features(pixels, return_dict=True).pooler_output[0]
+            return found
+        # transformers' Mistral 3 takes the only row of a single token for a batch: beside a second image it does not.
+        copies = 2 if image.length == 1 else 1
+        sizes = torch.tensor([pixels.shape[-2:]] * copies)
+        given = pixels.repeat(copies, 1, 1, 1)
+        found, *_ = model.get_image_features(given, image_sizes=sizes, return_dict=True).pooler_output
+        return found
 
 
 @dataclass(frozen=True)
-class Mistral3(OnlyEmbeddings):
+class Mistral3(Llava):
     """Images of any size, whose rows of tokens have a token between them (Pixtral, arXiv 2410.07073)."""
-
-    text: str = ""
 
     def spec(self, config: Any) -> VisionSpec:
         """See `VisionFamily`."""
@@ -208,13 +211,6 @@ class Mistral3(OnlyEmbeddings):
             rows=PIXTRAL,
             side=config.vision_config.patch_size * config.spatial_merge_size,
         )
-
-    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
-        """See `VisionFamily`."""
-        sizes = torch.tensor([pixels.shape[-2:]])
-        (found,) = model.get_image_features(pixels, sizes, return_dict=True).pooler_output
-        features: torch.Tensor = found
-        return features
 
 
 VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {

@@ -68,6 +68,8 @@ class ImageProcessor:
             there = places[:, 0] >= 0
             width, height = (int(side) + 1 for side in places[there].max(axis=0))
             time, pixels = 1, np.ascontiguousarray(pixels[:, there])
+        if self._spec.most_patches is not None and max(height, width) > self._spec.most_patches:
+            raise InvalidRequest.of(field, f"has sides too unlike: {max(height, width)} patches in a row")
         return ReadImage(pixels, (time, height, width), time * height * width // self._spec.merge**2)
 
     def read_blank(self) -> ReadImage:
