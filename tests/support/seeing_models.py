@@ -142,7 +142,8 @@ def _qwen3(kind: str, tokenizer: Any) -> tuple[Any, Any]:
         **(experts if kind.endswith("moe") else {}),
         **(hybrid if kind.startswith("qwen3_5") else {}),
         "vocab_size": len(tokenizer),
-        "num_hidden_layers": 4,
+        # Of one type features are added behind the last layer too.
+        "num_hidden_layers": 2 if kind == "qwen3_vl_moe" else 4,
         "head_dim": 16,
         "rope_parameters": turned,
     }

@@ -77,7 +77,7 @@ def read_attention(
     heads = linear_of(attention, family.out).in_features // kept.k_dim
     shape = HeadShape(heads, kept.num_kv_heads, kept.k_dim)
     there = [name for name in family.qkv if getattr(attention, name, None) is not None]
-    given = fuse(attention, there[:1] if keys.of is not None else there, family.attention_input(config))
+    given = fuse(attention, there, family.attention_input(config))
     norms = [reader.norm_of(attention, name, kept.k_dim) for name in (family.q_norm, family.k_norm, family.v_norm)]
     q_norm, k_norm, v_norm = norms
     return Attention(
@@ -85,8 +85,8 @@ def read_attention(
         qkv=sorted_by_kind(given, family, shape) if reader.sorts else given,
         out=fuse(attention, [family.out]),
         q_norm=q_norm,
-        k_norm=k_norm if keys.of is None else None,
-        v_norm=v_norm if keys.of is None else None,
+        k_norm=k_norm,
+        v_norm=v_norm,
         rotary=rotary,
         turns_first=family.turns_first,
         scale=float(getattr(attention, "scaling", kept.k_dim**-0.5)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -11,6 +12,7 @@ from PIL import Image
 from core.config import ModelConfig
 from core.errors import InvalidRequest
 from core.models.loader import load_model
+from core.models.vision.families import VISION_FAMILIES
 from core.text.images.processor import ImageProcessor
 from tests.support.vision_checkpoints import FURTHER, KINDS, make_vision_checkpoint
 from tests.unit.core.models.reference import CPU
@@ -39,3 +41,18 @@ def test_images_of_any_size_are_seen_or_refused(kind: str, tmp_path: Path, seed:
             assert not tower.misfit(image), size
             seen += 1
     assert seen >= 8
+
+
+@pytest.mark.parametrize(
+    ("eye", "strategy", "length"),
+    [
+        ("clip_vision_model", "default", 16),
+        ("clip_vision_model", "full", 17),
+        ("siglip_vision_model", "full", 16),
+        ("siglip_vision_model", "default", 15),
+    ],
+)
+def test_clip_has_a_token_for_the_whole_of_an_image(eye: str, strategy: str, length: int) -> None:
+    seeing = SimpleNamespace(model_type=eye, image_size=56, patch_size=14)
+    config = SimpleNamespace(image_token_id=7, vision_config=seeing, vision_feature_select_strategy=strategy)
+    assert VISION_FAMILIES["llava"].spec(config).length == length
