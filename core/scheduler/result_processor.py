@@ -132,7 +132,7 @@ class ResultProcessor:
             if violated is not None and violated[place]:
                 error = RequestFailed("this request's newest token was lost inside the engine")
             else:
-                error = RequestFailed("the model produced non-finite logits for this request")
+                error = RequestFailed(_not_finite(self._req(int(result.rows[place]))))
             self._lifecycle.condemn(Ending(self._req(int(result.rows[place])), error=error))
         rest: Ints = places[self._is_current(result, places)]
         self._tally.dropped(len(places) - len(rest) - failed)
@@ -261,6 +261,12 @@ class ResultProcessor:
     def _req(self, row: int) -> Req:
         (req,) = self._running.owners(np.array([row]))
         return req
+
+
+def _not_finite(req: Req) -> str:
+    said = "the model produced non-finite logits for this request"
+    # A tower that fails leaves features that are no numbers.
+    return f"{said}: its vision tower may have failed at an image, see the log" if req.images.placed else said
 
 
 def _unfollowed(req: Req, status: GrammarStatus) -> SlipstreamError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any, Final, cast
 
@@ -14,6 +15,8 @@ from core.batch.vision_batch import StepImage
 from core.models.vision.families import TOWERS, VISION_FAMILIES, VisionFamily
 from core.types.image import ReadImage
 from core.types.vision_spec import VisionSpec
+
+logger = logging.getLogger(__name__)
 
 ATTENTION: Final = "sdpa"
 """How the tower attends: it sees one image at a time, and has no cache."""
@@ -45,7 +48,8 @@ class VisionTower:
             found = torch.where((ids == plain)[:, None], self._table(plain), found)
         deep = list[torch.Tensor]()
         for each in batch.vision.images:
-            features, own = self._features(each).to(found.dtype), found[each.place : each.end]
+            features = self._features(each, found.shape[1] * (1 + self._spec.deep)).to(found.dtype)
+            own = found[each.place : each.end]
             if self._spec.deep:
                 features, *more = features.split(found.shape[1], dim=-1)
                 deep.append(torch.stack(more))
@@ -121,10 +125,17 @@ class VisionTower:
         pixels = torch.from_numpy(image.pixels).to(self._model.device, self._model.dtype)
         return self._family.features(self._model, image, pixels)
 
-    def _features(self, each: StepImage) -> torch.Tensor:
-        found, wanted = self._seen(each.image), self._tokens(each.image)
-        assert found.shape[0] == wanted, (tuple(found.shape), wanted)
-        return found
+    def _features(self, each: StepImage, width: int) -> torch.Tensor:
+        """[n, width]: NaN for an image that the tower fails at. So its request fails, and no other of the step."""
+        wanted = self._tokens(each.image)
+        try:
+            found = self._seen(each.image)
+            if found.shape == (wanted, width):
+                return found
+            logger.error("the vision tower made %s of an image of %d tokens", tuple(found.shape), wanted)
+        except Exception:  # as in `misfit`; and memory that one image is too large for
+            logger.exception("the vision tower failed at an image of %d tokens", wanted)
+        return torch.full((wanted, width), torch.nan, device=self._model.device)
 
 
 def vision_tower(model: PreTrainedModel) -> VisionTower | None:
