@@ -50,6 +50,8 @@ _GQA: dict[str, Any] = {
     "max_position_embeddings": CONTEXT_LENGTH,
 }
 
+_OF_HEADS = ("intermediate_size", "num_key_value_heads", "head_dim")
+_MHA = {name: size for name, size in _GQA.items() if name not in _OF_HEADS}
 _GPT = {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT_LENGTH}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -139,11 +141,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt2": _GPT,
     "gptj": {**_GPT, "rotary_dim": 8},
+    "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": CONTEXT_LENGTH},
+    "falcon": _MHA,
+    "gpt_neo": {
+        **{name: size for name, size in _MHA.items() if not name.startswith("num_")},
+        "num_layers": 4,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 16,
+    },
+    "mpt": {"vocab_size": VOCAB_SIZE, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": CONTEXT_LENGTH},
 }
 """Kinds that the engine serves. Windows are short enough to bite in a short test.
 
 The first seven stand for the families people run; the others have what those lack: capped scores, layers that share
-their KV, values narrower than keys, chunked attention, learned positions, rotated pairs.
+their KV, values narrower than keys, chunked attention, learned positions, rotated pairs, attention of their own.
 """
 
 _MAMBA2: dict[str, Any] = {
@@ -228,16 +240,9 @@ RECURRENT_CONFIGS: dict[str, dict[str, Any]] = {
 """Kinds with recurrent state, alone or beside attention."""
 
 REFUSED_CONFIGS: dict[str, dict[str, Any]] = {
-    "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4},
-    "gpt_neo": {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "num_layers": 2,
-        "num_heads": 4,
-        "attention_types": [[["global", "local"], 1]],
-        "max_position_embeddings": CONTEXT_LENGTH,
-    },
-    "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "falcon": {"alibi": True},
+    "gpt_neox_japanese": _MHA,
+    "xglm": {"vocab_size": VOCAB_SIZE, "d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 96},
 }
 """Kinds that transformers runs and the engine must refuse: attention of their own."""
 
@@ -265,7 +270,7 @@ def make_checkpoint(kind: str, directory: Path | str, seed: int = 0, **overrides
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     ids = {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
-    known = CONFIGS | RECURRENT_CONFIGS | REFUSED_CONFIGS | HEADED_CONFIGS
+    known = REFUSED_CONFIGS | CONFIGS | RECURRENT_CONFIGS | HEADED_CONFIGS
     config = AutoConfig.for_model(kind, **{**known.get(kind, {}), **ids, **overrides})
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -20,6 +20,7 @@ HEADS: dict[str, Any] = {
 ODD = HEADS | {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 80}
 FLAT = {name: size for name, size in HEADS.items() if name not in ("head_dim", "num_key_value_heads")}
 TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70}
+FALCON = {name: size for name, size in FLAT.items() if name != "intermediate_size"}
 GPT = {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 CONVS = {"layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"]}
 MAMBA = HEADS | {
@@ -171,6 +172,8 @@ CASES: dict[str, dict[str, Any]] = {
     "arcee": HEADS,
     "aria_text": HEADS | {"moe_num_experts": 8, "moe_topk": 2},
     "bamba": MAMBA | {"attn_layer_indices": [1], "attention_bias": True},
+    "bloom": {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 512},
+    "bloom, six heads": {"vocab_size": 320, "hidden_size": 96, "n_layer": 2, "n_head": 6, "seq_length": 512},
     "cohere": HEADS | {"logit_scale": 0.5, "use_qk_norm": True},
     "cohere2": ODD | TYPES | {"logit_scale": 0.5},
     "cohere2_moe": HEADS | EXPERTS | TYPES | {"num_experts": 8, "logit_scale": 0.5},
@@ -183,6 +186,11 @@ CASES: dict[str, dict[str, Any]] = {
     "exaone": HEADS,
     "exaone4": HEADS | TYPES,
     "exaone_moe": HEADS | EXPERTS | TYPES | {"num_experts": 8, "n_group": 4, "topk_group": 2},
+    "falcon": FALCON,
+    "falcon, grouped": FALCON | {"num_attention_heads": 8, "num_kv_heads": 2, "new_decoder_architecture": True},
+    "falcon, one norm": FALCON
+    | {"num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 100},
+    "falcon, one after the other": FALCON | {"multi_query": False, "parallel_attn": False, "bias": True},
     "falcon_h1": MAMBA | FACTORS | {"mamba_d_ssm": 128, "attention_bias": True, "mamba_proj_bias": True},
     "falcon_h1, normed": MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
     "falcon_mamba": MAMBA1,
@@ -214,6 +222,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": GPT,
     "gpt2, scaled by layer": GPT | {"scale_attn_by_inverse_layer_idx": True, "n_inner": 100},
     "gpt_bigcode": GPT | {"n_inner": 100},
+    "gpt_neo": {"vocab_size": 320, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "max_position_embeddings": 512}
+    | {"attention_types": [[["global", "local"], 2]], "window_size": 70, "intermediate_size": 100},
     "gpt_neox": FLAT,
     "gpt_neox, one after the other": FLAT | {"use_parallel_residual": False},
     "gpt_oss": ODD | TYPES | {"intermediate_size": 104, "num_local_experts": 8, "num_experts_per_tok": 3},
@@ -250,6 +260,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ministral3": HEADS | {"rope_parameters": COOLED},
     "mistral": HEADS | {"sliding_window": 70},
     "mixtral": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "mpt": {"vocab_size": 320, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 512},
+    "mpt, six heads": {"vocab_size": 320, "d_model": 96, "n_layers": 2, "n_heads": 6, "max_seq_len": 512},
     "nemotron": HEADS,
     "nemotron_h": NEMOTRON_H,
     "olmo": HEADS,

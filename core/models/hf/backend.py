@@ -43,6 +43,7 @@ from core.models.hf.probe import ModelProbe, Unsupported, probe_model
 from core.models.hf.products import Attend, Products
 from core.models.hf.recurrent import StateContext
 from core.models.hf.recurrent_probe import unwrap_mixers, wrap_mixers
+from core.models.hf.routed_attention import WITHOUT_PLACES, plain_linears, route_attention, unrouted
 from core.models.hf.self_check import CheckResult, Reference, plain_reference, run_self_check
 from core.models.hf.windowed import window_layers
 from core.models.lora.slots import LORA
@@ -195,6 +196,7 @@ def prove_module(
     if vision_spec(model.config) is None and getattr(text, "use_bidirectional_attention", None) == "vision":
         # Without images no token sees another in both directions, and a mask for them is of one length.
         text.use_bidirectional_attention = None
+    plain_linears(model)
     method = quant_method(checkpoint)
     if method is None:
         weights = quantize_at_load(model, config.quantization)
@@ -231,6 +233,7 @@ def _prove(
     table: Any = model.get_input_embeddings()
     width = min(checkpoint.vocab_size, int(table.weight.shape[0]))
     reference = plain_reference(model, width, weights.rounds_activations)
+    route_attention(model, checkpoint.context_length or config.context_length or 1)
     # Fused layers compute parts of the next layer, which another process may have.
     if part is None and wanted(model.device) and fuse_layers(model):
         try:
@@ -280,9 +283,15 @@ def refuse_by_class(hf_config: PreTrainedConfig, kind: str) -> None:
     if found is None:
         raise ModelLoadError(f"model type {kind!r} is not supported: transformers has no causal language model for it")
     model_class = found[0] if isinstance(found, tuple | list) else found
+    if (lacking := unrouted(hf_config)) is not None:
+        raise ModelLoadError(f"model type {kind!r} is not supported: it {lacking}")
     stateful = getattr(model_class, "_is_stateful", False)
     # A purely recurrent model needs no positions; whether it is one, the probe finds out.
-    if not stateful and "position_ids" not in inspect.signature(model_class.forward).parameters:
+    if (
+        not stateful
+        and kind not in WITHOUT_PLACES
+        and "position_ids" not in inspect.signature(model_class.forward).parameters
+    ):
         raise ModelLoadError(
             f"model type {kind!r} is not supported: it takes no positions, so sequences cannot be packed"
         )

@@ -18,6 +18,7 @@ import torch
 from transformers import AttentionInterface
 
 from core.attention.base import AttentionBackend
+from core.attention.relative_bias import RelativeBias
 from core.attention.span import AttentionSpan
 from core.batch.forward_batch import ForwardBatch
 from core.batch.vision_batch import StepImage
@@ -227,6 +228,7 @@ def packed_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    relative_bias: RelativeBias | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention call for a packed row: query [1, H, T, D], key and value [1, Hkv, T, D or Dv].
@@ -251,6 +253,7 @@ def packed_attention(
         softcap=softcap or None,
         sinks=s_aux,
         chunk_size=span.chunk,
+        bias=relative_bias,
     )
     if context.both_ways and (span.window is not None or not context.in_windows):
         attend_both_ways(

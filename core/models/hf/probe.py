@@ -63,11 +63,20 @@ class ModelProbe:
     cache: RecordingFacade = field(default_factory=RecordingFacade)
 
     def record(
-        self, key: torch.Tensor, value: torch.Tensor, window: int | None, rule: Rule | None, *, v_in_k: bool = False
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        window: int | None,
+        rule: Rule | None,
+        *,
+        v_in_k: bool = False,
+        span: AttentionSpan | None = None,
     ) -> None:
-        """Note one attention call. `v_in_k`: whether the values are the first elements of the keys."""
+        """Note one attention call. `v_in_k`: whether the values are the first elements of the keys. `span`: what is
+        visible, of a call that says so.
+        """
         layer_id = self.cache.layer_of(key)
-        span = self._span(layer_id, window, rule)
+        span = self._span(layer_id, window, rule) if span is None else span
         spec = KVLayerSpec(layer_id, key.shape[1], key.shape[3], value.shape[3], v_in_k, span.window, span.chunk)
         if self.layers.setdefault(layer_id, spec) != spec or self.spans.setdefault(layer_id, span) != span:
             raise Unsupported(f"attends to layer {layer_id} in two different ways")
@@ -154,13 +163,14 @@ def _probe_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     sliding_window: int | None = None,
+    span: AttentionSpan | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Stands in for attention: records the call, answers zeros [1, T, H, Dv]."""
     probe: ModelProbe = module.slipstream_context  # type: ignore[assignment]
     latent = latent_of(module)
     rule = getattr(attention_mask, RULE, None)
-    probe.record(key, value, sliding_window, rule, v_in_k=latent is not None)
+    probe.record(key, value, sliding_window, rule, v_in_k=latent is not None, span=span)
     width = value.shape[3] if latent is None else latent.v_dim
     return query.new_zeros(1, query.shape[2], query.shape[1], width), None
 

@@ -26,6 +26,8 @@ struct Weighing {
   // for those behind it; readable for 64 keys more.
   const float* distances = nullptr;
   int64_t stride = 0, origin = 0;
+  // Null, or by head how much less a key scores for each token that it is farther behind its query, once it is scaled.
+  const float* slopes = nullptr;
 
   bool hides() const { return window > 0 || chunk > 0; }
 
@@ -46,6 +48,7 @@ struct Block {
   const int64_t* places;     // by token: its row of q and out
   int64_t tokens, position;  // how many, and the position of the first
   int64_t sees = 0;          // as of a piece
+  const int64_t* positions = nullptr;  // by row of q
 };
 
 // Softmax as it goes along (Milakov and Gimelshein 2018; FlashAttention, Dao 2022), for KV heads `first` to `last`. Heads
@@ -164,12 +167,31 @@ class BlockAttention {
     const int64_t seen = weighing_.both_ways ? count : std::clamp<int64_t>(end - from, 0, count);
     const int64_t hidden = weighing_.hides() ? std::clamp<int64_t>(weighing_.first(position) - from, 0, count) : 0;
     for (int64_t row = token * group; row < (token + 1) * group; ++row) {
+      if constexpr (kCodes) multiply_scores(row, key_scales_ + head * kPanel);
+      if (weighing_.slopes != nullptr) lean(head, row, from);
       if (weighing_.distances != nullptr) {
         const int64_t of = (first_ + head) * group + row % group;
         add_to_scores(row, weighing_.distances + of * weighing_.stride + weighing_.origin + from - position);
       }
       weigh_row(head, row, static_cast<int32_t>(seen), hidden);
     }
+  }
+
+  void multiply_scores(int64_t row, const float* by) {
+    float* scores = scores_ + row * kPanel;
+    for (int64_t i = 0; i < kPanel; i += kLanes) store(load(scores + i) * load(by + i), scores + i);
+  }
+
+  // Adds what distance takes off scores. Before they are scaled, as all that comes to them.
+  void lean(int64_t head, int64_t row, int64_t from) {
+    const int64_t of = (first_ + head) * shape_.group() + row % shape_.group();
+    const float slope = weighing_.slopes[of] / weighing_.scale;
+    const float first = static_cast<float>(from - block_.positions[place(row)]);
+    float* scores = scores_ + row * kPanel;
+    Floats lanes;
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<float>(lane);
+    for (int64_t i = 0; i < kPanel; i += kLanes)
+      store(load(scores + i) + (lanes + (first + static_cast<float>(i))) * slope, scores + i);
   }
 
   void add_to_scores(int64_t row, const float* more) {
@@ -183,9 +205,6 @@ class BlockAttention {
     constexpr int kParts = kPanel / kLanes;
     constexpr float kNone = -std::numeric_limits<float>::infinity();
     const float scale = weighing_.scale, before = tops_[head * rows_ + row];
-    if constexpr (kCodes)
-      for (int64_t i = 0; i < kPanel; i += kLanes)
-        store(load(scores_ + row * kPanel + i) * load(key_scales_ + head * kPanel + i), scores_ + row * kPanel + i);
     if (weighing_.cap > 0.0f) bend(scores_ + row * kPanel);
     std::fill_n(scores_ + row * kPanel, hidden, kNone);
     Ints lanes;

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from core.memory.kv_pool import KVLayerSpec
-from core.models.native.declaration import Family
+from core.models.hf.routed_attention import slopes_of
+from core.models.native.declaration import Family, part_of
 from core.models.native.latents import is_latent, latent_values, read_latents
 from core.models.native.matrices import Reader, linear_of, sorted_by_kind
 from core.models.native.parts import Attention, HeadShape, Latents, Matrix, Rotary
@@ -27,8 +28,13 @@ class Keys:
 
 def attention_of(layer: Any, family: Family) -> Any:
     """The attention of `layer`; None if it has none."""
-    module = getattr(layer, family.attention, None)
+    module = part_of(layer, family.attention)
     return module if hasattr(module, family.qkv[0]) or is_latent(module) else None
+
+
+def heads_of(attention: Any, family: Family, kept: KVLayerSpec) -> int:
+    """Heads of queries of an attention module whose keys are `kept`."""
+    return int(linear_of(attention, family.out).in_features) // kept.k_dim
 
 
 def keys_by_layer(
@@ -74,8 +80,7 @@ def read_attention(
     if is_latent(attention):
         return read_latents(attention, fuse, family.out, rotary)
     kept = keys.kept
-    heads = linear_of(attention, family.out).in_features // kept.k_dim
-    shape = HeadShape(heads, kept.num_kv_heads, kept.k_dim)
+    shape = HeadShape(heads_of(attention, family, kept), kept.num_kv_heads, kept.k_dim)
     there = [name for name in family.qkv if getattr(attention, name, None) is not None]
     given = fuse(attention, there, family.attention_input(config))
     norms = [reader.norm_of(attention, name, kept.k_dim) for name in (family.q_norm, family.k_norm, family.v_norm)]
@@ -96,4 +101,5 @@ def read_attention(
         sinks=getattr(attention, "sinks", None),
         temperature=family.temperature(attention, torch.arange(length)),
         keys_of=keys.of,
+        slopes=slopes_of(attention),
     )

@@ -101,7 +101,7 @@ class Attention final : public Mixer<T> {
         stores_(!std::get<14>(parts)),
         place_(place) {
     const auto& [shape, qkv, out, q_norm, k_norm, v_norm, rotary, turns_first, scale, cap, window, chunk, sinks, temperature,
-                 keys_of] = parts;
+                 keys_of, slopes] = parts;
     if (q_norm) q_norm_.emplace(*q_norm);
     if (k_norm) k_norm_.emplace(*k_norm);
     if (v_norm) v_norm_.emplace(*v_norm);
@@ -111,6 +111,8 @@ class Attention final : public Mixer<T> {
     if (temperature) temperature_ = temperature->to(at::kFloat).contiguous();
     weighing_ = {static_cast<float>(scale), static_cast<float>(cap), window, chunk,
                  sinks_ ? sinks_->const_data_ptr<float>() : nullptr};
+    if (slopes) slopes_ = slopes->to(at::kFloat).contiguous();
+    weighing_.slopes = slopes_ ? slopes_->const_data_ptr<float>() : nullptr;
     width_ = stores_ ? std::max(qkv_.outputs(), shape_.qkv_width()) : shape_.q_width();
     TORCH_CHECK(stores_ ? qkv_.outputs() == shape_.qkv_width() || gated() || values_are_keys()
                         : qkv_.outputs() == width_ && !k_norm_ && !v_norm_,
@@ -160,7 +162,7 @@ class Attention final : public Mixer<T> {
     const int64_t parts = parts_of(*plan.groups, shape_.kv_heads, shop.team.size(),
                                    [&](int64_t position) { return weighing_.first(position); });
     const int64_t heads = shape_.kv_heads / parts;
-    const Block<T> block{qkv, out, width, stride, nullptr, 0, 0};
+    const Block<T> block{qkv, out, width, stride, nullptr, 0, 0, 0, positions};
     shop.team.run(static_cast<int64_t>(plan.groups->size()) * parts, [&](int64_t chunk, int64_t worker) {
       const int64_t head = chunk % parts * heads;
       slipstream::attend(shape_, weighing_, (*plan.groups)[chunk / parts], block, stored, head, head + heads,
@@ -214,7 +216,7 @@ class Attention final : public Mixer<T> {
   std::optional<Rotary> rotary_;
   bool turns_first_ = false, stores_;
   int64_t width_ = 0;  // of a token's queries, keys, values and gates
-  MaybeTensor sinks_, temperature_;
+  MaybeTensor sinks_, temperature_, slopes_;
   Weighing weighing_{};
   size_t place_;
 };

@@ -12,6 +12,13 @@ Of = Callable[[Any], Any]
 """Something of a configuration or of a module."""
 
 
+def part_of(module: Any, path: str) -> Any:
+    """What `module` calls `path`, names with dots between them; None if there is nothing, or no path."""
+    for name in path.split("."):
+        module = getattr(module, name, None) if name else None
+    return module
+
+
 @dataclass(frozen=True, slots=True)
 class BesideNames:
     """Names of the norms of a layer whose MLP has experts beside it."""
@@ -47,9 +54,10 @@ class Family:
     """What of the base model has the layers, where that is not the base model itself."""
     layers: str = "layers"
     final_norm: str = "norm"
-    before_attention: str = "input_layernorm"
+    before_attention: str | tuple[str, ...] = "input_layernorm"
+    """The first of several names that a layer has."""
     after_attention: str = ""
-    before_mlp: str = "post_attention_layernorm"
+    before_mlp: str | tuple[str, ...] = "post_attention_layernorm"
     after_mlp: str = ""
     parallel: Of = lambda config: False
     """Whether attention and the MLP read the same states, by the configuration."""
@@ -57,7 +65,7 @@ class Family:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """A fourth gives the gates of what attention gives."""
     by_head: bool = False
-    """Whether the only projection has query, key and value of one head after the other."""
+    """Whether the only projection has, by head of keys, the queries that share it, the key and the value."""
     recurrence: str = ""
     """A recurrent mixer, beside attention or in its place; which kind it is shows in what it has."""
     out: str = "o_proj"
@@ -74,6 +82,8 @@ class Family:
     """Beside the layers: what makes angles of positions."""
     places: str = ""
     """Beside the layers: an embedding of positions, which is added to that of tokens."""
+    first_norm: str = ""
+    """Beside the layers: the norm of embeddings."""
     neighbours: bool = False
     """Whether two neighbours are turned together."""
     temperature: Callable[[Any, torch.Tensor], torch.Tensor | None] = lambda attention, positions: None

@@ -36,7 +36,8 @@ using namespace slipstream;
 
 // What embeddings and logits are multiplied by, what logits are bent to stay below (0: nothing), what is added to embeddings by
 // position, [positions, C], or nothing, and inputs of each layer, if they have any.
-using Outside = std::tuple<double, double, double, MaybeTensor, std::optional<LayerInputsParts>>;
+using Outside =
+    std::tuple<double, double, double, MaybeTensor, std::optional<LayerInputsParts>, std::optional<NormParts>>;
 
 class Decoder {
  public:
@@ -63,6 +64,7 @@ class DecoderOf final : public Decoder {
         places_(std::get<3>(outside)),
         shop_(threads, invariant) {
     if (std::get<4>(outside)) inputs_.emplace(*std::get<4>(outside));
+    if (std::get<5>(outside)) first_norm_.emplace(*std::get<5>(outside));
   }
 
   void add_layer(const LayerParts& parts) override {
@@ -286,6 +288,7 @@ class DecoderOf final : public Decoder {
         for (T* each = x + t * stride_; each < x + t * stride_ + hidden_; ++each)
           narrow(widen(*each) * embedding_multiplier_, *each);
       if (places != nullptr) add_place(places + position[t] * hidden_, position[t], x + t * stride_);
+      if (first_norm_) first_norm_->apply(x + t * stride_, x + t * stride_, hidden_);
       std::fill(x + t * stride_ + hidden_, x + (t + 1) * stride_, T(0.0f));
     }
     return x;
@@ -455,7 +458,8 @@ class DecoderOf final : public Decoder {
   Tensor embedding_, logits_;
   Norm final_norm_;
   Linear<T> head_;
-  std::optional<Norm> embedding_norm_;
+  std::optional<Norm> embedding_norm_;  // of what a draft head reads
+  std::optional<Norm> first_norm_;
   std::optional<Linear<T>> fusion_;
   // The longest window, most heads of queries to one of keys, and how many layers there are up to the last that keeps anything.
   int64_t hidden_, stride_, window_ = 0, group_ = 0;

@@ -12,6 +12,17 @@ from typing import Any
 import torch
 
 from core.models.native.declaration import BesideNames, Family, Mixture
+from core.models.native.gpt_families import (
+    BLOOM,
+    FALCON,
+    GPT2,
+    GPT_BIGCODE,
+    GPT_NEO,
+    GPT_NEOX,
+    GPTJ,
+    MPT,
+    OPT,
+)
 from core.models.native.recurrent_families import (
     BAMBA,
     FALCON_H1,
@@ -115,67 +126,6 @@ AFMOE = Family(
     mixture=Mixture(router="router", shared="shared_experts", correction="expert_bias"),
     embedding_multiplier=lambda config: config.hidden_size**0.5 if config.mup_enabled else 1.0,
 )
-GPT_NEOX = Family(
-    final_norm="final_layer_norm",
-    parallel=lambda config: config.use_parallel_residual,
-    attention="attention",
-    qkv=("query_key_value",),
-    by_head=True,
-    out="dense",
-    into=("dense_h_to_4h",),
-    gated=False,
-    down="dense_4h_to_h",
-    activation="act",
-)
-GPT2 = Family(
-    layers="h",
-    final_norm="ln_f",
-    before_attention="ln_1",
-    before_mlp="ln_2",
-    attention="attn",
-    qkv=("c_attn",),
-    out="c_proj",
-    turns=lambda attention: False,
-    places="wpe",
-    into=("c_fc",),
-    gated=False,
-    down="c_proj",
-    activation="act",
-)
-GPTJ = replace(
-    GPT2,
-    before_mlp="",
-    parallel=lambda config: True,
-    qkv=LLAMA.qkv,
-    out="out_proj",
-    turns=LLAMA.turns,
-    places="",
-    neighbours=True,
-    into=("fc_in",),
-    down="fc_out",
-)
-GPT_BIGCODE = replace(
-    GPT2, lacks=lambda config: None if config.multi_query else "queries, keys and values head by head of each kind"
-)
-OPT = Family(
-    body="decoder",
-    final_norm="final_layer_norm",
-    before_attention="self_attn_layer_norm",
-    before_mlp="final_layer_norm",
-    out="out_proj",
-    turns=lambda attention: False,
-    places="embed_positions",
-    mlp="",
-    into=("fc1",),
-    gated=False,
-    down="fc2",
-    activation="activation_fn",
-    lacks=lambda config: (
-        None
-        if config.do_layer_norm_before and config.word_embed_proj_dim == config.hidden_size
-        else "norms behind what they are added to, or projections of its embeddings"
-    ),
-)
 HUNYUAN = Family(
     q_norm="query_layernorm",
     k_norm="key_layernorm",
@@ -227,6 +177,7 @@ FAMILIES: dict[str, Family] = {
     "arcee": Family(into=("up_proj",), gated=False),
     "aria_text": Family(mixture=Mixture(router="router", shared="shared_experts")),
     "bamba": BAMBA,
+    "bloom": BLOOM,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "cohere2_moe": COHERE2,
@@ -239,6 +190,7 @@ FAMILIES: dict[str, Family] = {
     "exaone": LLAMA,
     "exaone4": replace(BEHIND, turns=_turns_in_windows),
     "exaone_moe": replace(SHARED, turns=_turns_in_windows),
+    "falcon": FALCON,
     "falcon_h1": FALCON_H1,
     "falcon_mamba": MAMBA,
     "flex_olmo": BEHIND,
@@ -255,6 +207,7 @@ FAMILIES: dict[str, Family] = {
     "glm4v_text": GLM4,
     "gpt2": GPT2,
     "gpt_bigcode": GPT_BIGCODE,
+    "gpt_neo": GPT_NEO,
     "gpt_neox": GPT_NEOX,
     "gpt_oss": Family(mixture=Mixture(router="router")),
     "gptj": GPTJ,
@@ -286,6 +239,7 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family(temperature=_ministral3_temperature),
     "mistral": LLAMA,
     "mixtral": LLAMA,
+    "mpt": MPT,
     "nemotron": Family(into=("up_proj",), gated=False),
     "nemotron_h": NEMOTRON_H,
     "olmo": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),

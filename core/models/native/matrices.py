@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from core.models.native.declaration import Family
+from core.models.native.declaration import Family, part_of
 from core.models.native.grouped import fused_groups
 from core.models.native.parts import HeadShape, Matrix, Norm
 from core.models.native.reading import NotDense, read_norm
@@ -53,9 +53,10 @@ class Reader:
     tables: torch.dtype = torch.float32
     """What rotary embeddings are asked for: most give what they are given states in."""
 
-    def norm_of(self, module: Any, name: str, width: int | None = None) -> Norm | None:
-        """What `module` calls `name`; None if it has no such norm, or one that changes nothing."""
-        found = getattr(module, name, None) if name else None
+    def norm_of(self, module: Any, name: str | tuple[str, ...], width: int | None = None) -> Norm | None:
+        """What `module` calls `name`, or the first of these that it has; None if that changes nothing."""
+        names = (name,) if isinstance(name, str) else name
+        found = next((part for each in names if (part := part_of(module, each)) is not None), None)
         return None if found is None or isinstance(found, nn.Identity) else self.norm(found, width)
 
 
@@ -91,7 +92,10 @@ def sorted_by_kind(fused: Matrix, family: Family, shape: HeadShape) -> Matrix:
     """Rows of all queries, all keys, all values, and of all gates where each head's query has one behind it."""
     rows, queries = torch.arange(len(fused.weight)), shape.heads * shape.head_dim
     if family.by_head:
-        return reordered(fused, rows.view(shape.heads, 3, shape.head_dim).transpose(0, 1).reshape(-1))
+        shared = shape.heads // shape.kv_heads
+        by_head = rows.view(shape.kv_heads, shared + 2, shape.head_dim)
+        parts = by_head[:, :shared], by_head[:, shared], by_head[:, shared + 1]
+        return reordered(fused, torch.cat([part.reshape(-1) for part in parts]))
     if len(family.qkv) > 3 or len(rows) != 2 * (queries + shape.kv_heads * shape.head_dim):
         return fused
     query, gate = rows[: 2 * queries].view(shape.heads, 2, shape.head_dim).unbind(1)

@@ -81,6 +81,8 @@ class Attention(NamedTuple):
     sinks: torch.Tensor | None
     temperature: torch.Tensor | None
     keys_of: int | None = None
+    slopes: torch.Tensor | None = None
+    """[H]: how much less a key scores for each token that it is farther behind its query (ALiBi, arXiv 2108.12409)."""
 
 
 class Latents(NamedTuple):
@@ -291,7 +293,7 @@ class Layer(NamedTuple):
 class Outside(NamedTuple):
     """What surrounds the layers: multipliers of embeddings and of logits, and what logits stay below unless it is 0.
 
-    `places`, [positions, C] of the model's type, is added to embeddings once they are multiplied.
+    `places`, [positions, C] of the model's type, is added to embeddings once they are multiplied. `norm`: of these.
     """
 
     embedding_multiplier: float
@@ -299,6 +301,7 @@ class Outside(NamedTuple):
     logit_cap: float
     places: torch.Tensor | None = None
     inputs: LayerInputs | None = None
+    norm: Norm | None = None
 
 
 class StepImages(NamedTuple):

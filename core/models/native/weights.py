@@ -12,8 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from core.models.base import ModelSpec
-from core.models.native.attentions import Keys, attention_of, keys_by_layer, read_attention
-from core.models.native.declaration import Family
+from core.models.hf.routed_attention import slopes_of
+from core.models.native.attentions import Keys, attention_of, heads_of, keys_by_layer, read_attention
+from core.models.native.declaration import Family, part_of
 from core.models.native.families import FAMILIES
 from core.models.native.feed_forward import check_feed_forward, mixture_of, mlp_of, read_feed_forward, router_parts
 from core.models.native.images import text_body
@@ -87,8 +88,14 @@ def check_alone(model: PreTrainedModel, spec: ModelSpec) -> None:
         raise NotDense("it embeds positions")
     if family.v_norm:
         raise NotDense("its values are normed")
+    if family.first_norm:
+        raise NotDense("its embeddings are normed")
     for layer in _layers(model, family):
         attention = attention_of(layer, family)
+        if slopes_of(attention) is not None:
+            raise NotDense("its scores depend on distance")
+        if family.by_head and any(kept.num_kv_heads < heads_of(attention, family, kept) for kept in spec.kv_layers):
+            raise NotDense("queries that share a key stand between keys")
         if attention is None or is_latent(attention) or _recurrence_of(layer, family) is not None:
             raise NotDense("its mixers are not all attention over keys and values of their own")
         if mlp_of(layer, family) is None or mixture_of(layer, family) is not None:
@@ -101,7 +108,7 @@ def _check_layers(model: PreTrainedModel, family: Family, spec: ModelSpec) -> No
     for number, layer in enumerate(_layers(model, family)):
         parts = (attention_of(layer, family), _recurrence_of(layer, family), mlp_of(layer, family))
         for name in (family.attention, family.recurrence, family.mlp):
-            module = getattr(layer, name, None) if name else None
+            module = part_of(layer, name)
             if module is not None and all(module is not part for part in parts):
                 raise NotDense(f"its {type(module).__name__} is a part of another kind")
         check_feed_forward(layer, family)
@@ -141,6 +148,7 @@ def decoder_weights(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NA
             logit_multiplier=family.logit_multiplier(config),
             logit_cap=family.logit_cap(config) or 0.0,
             places=_places(model, family, spec),
+            norm=reader.norm_of(_body(model, family), family.first_norm),
             inputs=read_layer_inputs(_body(model, family), partial(fused_product, reader, family, config)),
         ),
     )

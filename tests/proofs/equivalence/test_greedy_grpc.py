@@ -28,10 +28,12 @@ KINDS = (
     "mixtral",
     "cohere2",
     "deepseek_v3",
+    "bloom",
+    "gpt_neo",
 )
 LONGEST = 600
 CONCURRENT = 64
-WINDOWED = ("mistral", "gemma3_text", "gemma4_text", "gpt_oss", "cohere2")
+WINDOWED = ("mistral", "gemma3_text", "gemma4_text", "gpt_oss", "cohere2", "gpt_neo")
 WINDOW_TOKENS = 128
 """Room for the windows of 16 of few requests at once: the longest prompt alone goes through it five times."""
 
