@@ -28,8 +28,11 @@ from core.native.kept_library import ExtensionUnavailable
 from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
-KINDS = ("llama", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "llama4_text", "qwen3_next", "mixtral")
-"""Norms of heads, windows, caps, sinks, latents, chunks, states and experts."""
+KINDS = (
+    *("llama", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "llama4_text", "qwen3_next", "mixtral"),
+    "bloom",
+)
+"""Norms of heads, windows, caps, sinks, latents, chunks, states, experts and distances."""
 
 
 @pytest.fixture(scope="module")
