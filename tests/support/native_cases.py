@@ -169,9 +169,11 @@ GROUPS = {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace":
 
 CASES: dict[str, dict[str, Any]] = {
     "afmoe": HEADS | EXPERTS | TYPES | {"num_experts": 8, "num_dense_layers": 1, "mup_enabled": True},
+    "apertus": HEADS,
     "arcee": HEADS,
     "aria_text": HEADS | {"moe_num_experts": 8, "moe_topk": 2},
     "bamba": MAMBA | {"attn_layer_indices": [1], "attention_bias": True},
+    "biogpt": FLAT | {"scale_embedding": True},
     "bloom": {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 512},
     "bloom, six heads": {"vocab_size": 320, "hidden_size": 96, "n_layer": 2, "n_head": 6, "seq_length": 512},
     "cohere": HEADS | {"logit_scale": 0.5, "use_qk_norm": True},
@@ -262,6 +264,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixtral": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 2},
     "mpt": {"vocab_size": 320, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 512},
     "mpt, six heads": {"vocab_size": 320, "d_model": 96, "n_layers": 2, "n_heads": 6, "max_seq_len": 512},
+    "nanochat": HEADS,
     "nemotron": HEADS,
     "nemotron_h": NEMOTRON_H,
     "olmo": HEADS,

@@ -90,6 +90,22 @@ void activate_clamped(const Clamp& clamp, const float* gate, const float* x, T* 
   }
 }
 
+// xIELU (Huang and Schlag, 2024): a parabola above 0, and below it what ELU lets through of x, integrated.
+struct Curve {
+  float above, below, linear, most;
+};
+
+// out[count] of x.
+template <typename T>
+void activate_curved(const Curve& curve, const float* x, T* out, int64_t count) {
+  const Floats most = Floats{} + curve.most;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Floats in = load(x + i), straight = curve.linear * in;
+    const Floats below = (exp_of(in > most ? most : in) - 1.0f - in) * curve.below;
+    store((in > 0.0f ? curve.above * in * in : below) + straight, out + i);
+  }
+}
+
 // x[count], each times the sigmoid of a gate.
 template <typename T>
 void multiply_by_sigmoids(const T* gates, T* x, int64_t count) {

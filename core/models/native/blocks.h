@@ -20,8 +20,9 @@ class Mlp {
  public:
   explicit Mlp(const MlpParts& parts, std::optional<Clamp> clamp = std::nullopt)
       : gated_(std::get<2>(parts)),
-        activation_(activation_of(std::get<3>(parts))),
+        activation_(std::get<4>(parts) ? Activation::kSilu : activation_of(std::get<3>(parts))),
         clamp_(clamp),
+        curve_(curve_of(std::get<4>(parts))),
         into_(gated_ ? paired(std::get<0>(parts)) : Linear<T>(std::get<0>(parts))),
         down_(std::get<1>(parts)) {}
 
@@ -53,6 +54,8 @@ class Mlp {
       activate_clamped(*clamp_, found, found + half, out + first / 2, half);
     } else if (gated_) {
       activate(activation_, found, found + half, out + first / 2, half);
+    } else if (curve_) {
+      activate_curved(*curve_, found, out + first, std::min(kPanel, down_.depth() - first));
     } else {
       activate(activation_, found, nullptr, out + first, std::min(kPanel, down_.depth() - first));
     }
@@ -84,9 +87,16 @@ class Mlp {
     return GroupParts{paired(scale), zero ? MaybeTensor(paired(*zero)) : std::nullopt, size, order};
   }
 
+  static std::optional<Curve> curve_of(const std::optional<CurveParts>& parts) {
+    if (!parts) return std::nullopt;
+    const auto& [above, below, linear, most] = *parts;
+    return Curve{static_cast<float>(above), static_cast<float>(below), static_cast<float>(linear), static_cast<float>(most)};
+  }
+
   bool gated_;
   Activation activation_;
   std::optional<Clamp> clamp_;
+  std::optional<Curve> curve_;
   Linear<T> into_, down_;
 };
 

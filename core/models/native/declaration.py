@@ -86,6 +86,8 @@ class Family:
     """Beside the layers: the norm of embeddings."""
     neighbours: bool = False
     """Whether two neighbours are turned together."""
+    backwards: bool = False
+    """Whether queries and keys are turned the other way round."""
     temperature: Callable[[Any, torch.Tensor], torch.Tensor | None] = lambda attention, positions: None
     """What an attention module multiplies queries by, from positions, int64[n] to float32[n]."""
     mlp: str = "mlp"

@@ -54,7 +54,8 @@ class Experts {
                      static_cast<float>(std::get<2>(*clamp))};
     for (int64_t e = 0; e < router_.experts(); ++e)
       mlps_.emplace_back(MlpParts{Matrix{into[e], std::nullopt, of(into_bias, e), std::nullopt},
-                                  Matrix{down[e], std::nullopt, of(down_bias, e), std::nullopt}, gated, activation},
+                                  Matrix{down[e], std::nullopt, of(down_bias, e), std::nullopt}, gated, activation,
+                                  std::nullopt},
                          limits);
     if (shared) shared_.emplace(*shared);
     if (gate) gate_ = gate->contiguous().view({-1});

@@ -13,6 +13,7 @@ import torch
 
 from core.models.native.declaration import BesideNames, Family, Mixture
 from core.models.native.gpt_families import (
+    BIOGPT,
     BLOOM,
     FALCON,
     GPT2,
@@ -91,6 +92,22 @@ GLM4 = Family(
     neighbours=True,
     into=("gate_up_proj",),
     activation="activation_fn",
+)
+APERTUS = Family(
+    before_attention="attention_layernorm",
+    before_mlp="feedforward_layernorm",
+    into=("up_proj",),
+    gated=False,
+)
+NANOCHAT = Family(
+    first_norm="norm",
+    turns_first=True,
+    backwards=True,
+    into=("fc1",),
+    gated=False,
+    down="fc2",
+    activation="activation_fn",
+    logit_cap=lambda config: config.final_logit_softcapping,
 )
 COHERE = Family(
     before_mlp="",
@@ -174,9 +191,11 @@ LLAMA4 = Family(
 )
 FAMILIES: dict[str, Family] = {
     "afmoe": AFMOE,
+    "apertus": APERTUS,
     "arcee": Family(into=("up_proj",), gated=False),
     "aria_text": Family(mixture=Mixture(router="router", shared="shared_experts")),
     "bamba": BAMBA,
+    "biogpt": BIOGPT,
     "bloom": BLOOM,
     "cohere": COHERE,
     "cohere2": COHERE2,
@@ -240,6 +259,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": LLAMA,
     "mixtral": LLAMA,
     "mpt": MPT,
+    "nanochat": NANOCHAT,
     "nemotron": Family(into=("up_proj",), gated=False),
     "nemotron_h": NEMOTRON_H,
     "olmo": Family(lacks=lambda config: "clipped projections" if config.clip_qkv is not None else None),

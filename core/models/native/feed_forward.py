@@ -10,8 +10,8 @@ from torch import nn
 from core.models.native.declaration import BesideNames, Family
 from core.models.native.matrices import one_behind_the_other, vector
 from core.models.native.mixtures import read_gating, read_router, router_norm, router_product, stacked
-from core.models.native.parts import Beside, Experts, Mlp
-from core.models.native.reading import ACTIVATIONS, NotDense, activation_name, read_norm
+from core.models.native.parts import Beside, Curve, Experts, Mlp
+from core.models.native.reading import ACTIVATIONS, NotDense, activation_name, read_curve, read_norm
 from core.models.native.recurrences import Fuse
 
 
@@ -40,7 +40,7 @@ def check_feed_forward(layer: Any, family: Family) -> None:
     mlp, held = mlp_of(layer, family), mixture_of(layer, family)
     if held is not None:
         read_gating(getattr(held, family.mixture.experts))
-    if mlp is not None and mlp is not held:
+    if mlp is not None and mlp is not held and curve_of(mlp, family) is None:
         _activation(mlp, family)
 
 
@@ -94,7 +94,14 @@ def _experts(layer: Any, held: Any, family: Family, fuse: Fuse, dtype: torch.dty
 
 
 def _mlp(mlp: Any, family: Family, fuse: Fuse) -> Mlp:
-    return Mlp(fuse(mlp, family.into), fuse(mlp, [family.down]), family.gated, _activation(mlp, family))
+    parts = fuse(mlp, family.into), fuse(mlp, [family.down])
+    curve = curve_of(mlp, family)
+    return Mlp(*parts, family.gated, "" if curve is not None else _activation(mlp, family), curve)
+
+
+def curve_of(mlp: Any, family: Family) -> Curve | None:
+    """The activation of `mlp` if it has numbers of its own. Raises NotDense."""
+    return read_curve(getattr(mlp, family.activation, None))
 
 
 def _activation(mlp: Any, family: Family) -> str:

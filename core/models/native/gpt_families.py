@@ -79,6 +79,7 @@ OPT = Family(
         else "norms behind what they are added to, or projections of its embeddings"
     ),
 )
+BIOGPT = replace(OPT, body="", final_norm="layer_norm", lacks=lambda config: None)
 BLOOM = replace(
     GPT_NEOX,
     layers="h",

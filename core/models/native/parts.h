@@ -86,8 +86,12 @@ using StepStates = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>, std::
 using StepImages = std::tuple<MaybeTensor, std::optional<std::pair<Tensor, Tensor>>,
                               std::vector<std::pair<int64_t, int64_t>>, bool, std::optional<std::pair<Tensor, Tensor>>>;
 
+// An activation with numbers of its own: of squares above 0, of what is below, of the input itself, and what exponents are
+// at most.
+using CurveParts = std::tuple<double, double, double, double>;
+
 // Into and out of the inner width, whether gate and up come together, and the activation.
-using MlpParts = std::tuple<Matrix, Matrix, bool, std::string>;
+using MlpParts = std::tuple<Matrix, Matrix, bool, std::string, std::optional<CurveParts>>;
 
 // The product with [E, C], of weights of the model's type or wider; what is added to scores for the choice alone [E]; how
 // logits become scores; how many experts a token gets; groups, how many of them are chosen from, and how many of a

@@ -175,13 +175,27 @@ class DeltaNet(NamedTuple):
 Mixer = Attention | Latents | ShortConv | Mamba2 | Mamba1 | DeltaNet
 
 
+class Curve(NamedTuple):
+    """xIELU (arXiv 2411.13010) of x: `above` x² + `linear` x above 0, else `below` (exp(x) - 1 - x) + `linear` x, where
+    the exponent is at most `most`.
+    """
+
+    above: float
+    below: float
+    linear: float
+    most: float
+
+
 class Mlp(NamedTuple):
-    """`into` has the rows of gate and up one behind the other if it is `gated`. `activation`: a name of ACTIVATIONS."""
+    """`into` has the rows of gate and up one behind the other if it is `gated`. `activation`: a name of ACTIVATIONS,
+    unless it is a `curve`.
+    """
 
     into: Matrix
     down: Matrix
     gated: bool
     activation: str
+    curve: Curve | None = None
 
 
 class Router(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from core.models.native.parts import Norm, Rotary
+from core.models.native.parts import Curve, Norm, Rotary
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -22,6 +22,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 ALIKE = 5e-6
 """The two forms of gelu differ by 5e-4."""
+
+CURVED = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
+"""The same of an activation with numbers of its own."""
 
 NORM_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Of the largest output. A weight that is taken for its offset form, or a mean that is left in, is off by far more."""
@@ -40,6 +43,21 @@ def activation_name(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
         if torch.allclose(got, candidate(x), atol=ALIKE, rtol=0):
             return name
     raise NotDense(f"its activation is {type(function).__name__}")
+
+
+@torch.inference_mode()
+def read_curve(module: Any) -> Curve | None:
+    """The curve that an activation with numbers of its own draws; None for one without. Raises NotDense."""
+    if not hasattr(module, "alpha_p"):
+        return None
+    given, linear = module.alpha_p, float(module.beta)
+    below = linear + float(functional.softplus(module.alpha_n))
+    curve = Curve(float(functional.softplus(module.alpha_p)), below, linear, float(module.eps))
+    x = torch.linspace(-6.0, 6.0, 97).to(given)
+    wanted = torch.where(x > 0, curve.above * x * x, (torch.expm1(x.clamp(max=curve.most)) - x) * below) + linear * x
+    if float((module(x) - wanted).float().abs().max()) > CURVED[given.dtype] * float(wanted.abs().max()):
+        raise NotDense(f"its activation is {type(module).__name__}")
+    return curve
 
 
 @torch.inference_mode()
@@ -92,8 +110,12 @@ class RotaryTables:
     They are of the type that it gives for states of `dtype`. A model that turns nothing has no such module.
     """
 
-    def __init__(self, module: Any, positions: int, neighbours: bool, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, module: Any, positions: int, neighbours: bool, dtype: torch.dtype = torch.float32, backwards: bool = False
+    ) -> None:
+        """`backwards`: whether queries and keys are turned the other way round."""
         self._module, self._positions, self._neighbours, self._dtype = module, positions, neighbours, dtype
+        self._backwards = backwards
         self._by_type = module is not None and "layer_type" in inspect.signature(module.forward).parameters
         self._made: dict[str, Rotary] = {}
 
@@ -119,6 +141,7 @@ class RotaryTables:
         first, second = (half_of(table[0].float() if wide else table[0]) for table in made)
         # At position 0 every angle is 0: GPT-J gives sines first.
         cos, sin = (first, second) if bool((first[0] != 0).all()) else (second, first)
+        sin = -sin if self._backwards else sin
         return Rotary(cos.contiguous(), sin.contiguous(), self._neighbours)
 
 

@@ -16,7 +16,14 @@ from core.models.hf.routed_attention import slopes_of
 from core.models.native.attentions import Keys, attention_of, heads_of, keys_by_layer, read_attention
 from core.models.native.declaration import Family, part_of
 from core.models.native.families import FAMILIES
-from core.models.native.feed_forward import check_feed_forward, mixture_of, mlp_of, read_feed_forward, router_parts
+from core.models.native.feed_forward import (
+    check_feed_forward,
+    curve_of,
+    mixture_of,
+    mlp_of,
+    read_feed_forward,
+    router_parts,
+)
 from core.models.native.images import text_body
 from core.models.native.latents import is_latent
 from core.models.native.layer_inputs import has_inputs, read_layer_input, read_layer_inputs
@@ -98,8 +105,10 @@ def check_alone(model: PreTrainedModel, spec: ModelSpec) -> None:
             raise NotDense("queries that share a key stand between keys")
         if attention is None or is_latent(attention) or _recurrence_of(layer, family) is not None:
             raise NotDense("its mixers are not all attention over keys and values of their own")
-        if mlp_of(layer, family) is None or mixture_of(layer, family) is not None:
+        if (mlp := mlp_of(layer, family)) is None or mixture_of(layer, family) is not None:
             raise NotDense("its layers are mixtures of experts")
+        if curve_of(mlp, family) is not None:
+            raise NotDense("its activation has numbers of its own")
 
 
 def _check_layers(model: PreTrainedModel, family: Family, spec: ModelSpec) -> None:
@@ -136,19 +145,19 @@ def decoder_weights(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NA
     """What surrounds the layers, as `reader` takes it."""
     config, family = model.config.get_text_config(), family_of(model)
     embedding: Any = model.get_input_embeddings()
-    scale = getattr(embedding, "embed_scale", 1.0)
+    width, scale = embedding.weight.shape[1], getattr(embedding, "embed_scale", 1.0)
     if isinstance(scale, torch.Tensor):
         scale = float(scale.to(model.dtype))
     return DecoderWeights(
         embedding=embedding.weight.detach(),
-        final_norm=reader.norm(getattr(_body(model, family), family.final_norm), None),
+        final_norm=reader.norm(getattr(_body(model, family), family.final_norm), width),
         head=reader.matrix([model.get_output_embeddings()]),
         outside=Outside(
             embedding_multiplier=scale * family.embedding_multiplier(config),
             logit_multiplier=family.logit_multiplier(config),
             logit_cap=family.logit_cap(config) or 0.0,
             places=_places(model, family, spec),
-            norm=reader.norm_of(_body(model, family), family.first_norm),
+            norm=reader.norm_of(_body(model, family), family.first_norm, width),
             inputs=read_layer_inputs(_body(model, family), partial(fused_product, reader, family, config)),
         ),
     )
@@ -180,10 +189,13 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NAT
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
     config, family = model.config.get_text_config(), family_of(model)
     rotary_module = getattr(_body(model, family), family.rotary, None)
-    tables = RotaryTables(rotary_module, spec.context_length, family.neighbours, reader.tables)
+    turned = family.neighbours, reader.tables, family.backwards
+    tables = RotaryTables(rotary_module, spec.context_length, *turned)
     types, keys = _types(model, family), _keys(model, family, spec)
     states = {state.layer_id: state for state in spec.state_layers}
-    fuse, norm = partial(fused_product, reader, family, config), reader.norm_of
+    embedding: Any = model.get_input_embeddings()
+    width = embedding.weight.shape[1]
+    fuse, norm = partial(fused_product, reader, family, config), partial(reader.norm_of, width=width)
     for number, layer in enumerate(_layers(model, family)):
         mixers = list[Mixer]()
         if (attention := attention_of(layer, family)) is not None:
