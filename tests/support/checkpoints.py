@@ -83,7 +83,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "gemma2": {**_GQA, "sliding_window": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
-    "apertus": _GQA,  # Its activation has weights: transformers computes it.
+    "bitnet": _GQA,  # It norms what its second products read: transformers computes it.
     "gemma4_text": {
         **_GQA,
         "num_hidden_layers": 4,
@@ -141,7 +141,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gpt2": _GPT,
     "gptj": {**_GPT, "rotary_dim": 8},
-    "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": CONTEXT_LENGTH},
+    "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 96, "n_layer": 2, "n_head": 6, "seq_length": CONTEXT_LENGTH},
     "falcon": _MHA,
     "gpt_neo": {
         **{name: size for name, size in _MHA.items() if not name.startswith("num_")},
@@ -286,6 +286,9 @@ def auto_of(config: PreTrainedConfig) -> Any:
     return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
 
 
+LAST_NORMS = ("model.norm.weight", "transformer.ln_f.weight", "transformer.norm_f.weight", "biogpt.layer_norm.weight")
+
+
 @torch.no_grad()
 def _draw_weights(model: PreTrainedModel, seed: int) -> None:
     """Overwrite every parameter: matrices get a wide normal, vectors keep their start plus a little noise.
@@ -305,8 +308,10 @@ def _draw_weights(model: PreTrainedModel, seed: int) -> None:
                 parameter.add_(0.7)
             if "q_norm" in name and model.config.model_type.startswith("gemma4"):
                 parameter.mul_(len(parameter) ** -0.5)  # It scales no scores: the norm does.
-            if tied and name in ("model.norm.weight", "transformer.ln_f.weight"):
+            if tied and name in LAST_NORMS:
                 parameter.add_(9.0)
+            if "embeddings_layernorm" in name:
+                parameter.mul_(0.03)
         elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
             parameter.copy_(noise.mul_(0.03 if tied else 0.3))
         else:

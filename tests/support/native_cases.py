@@ -149,6 +149,13 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Types of which checkpoints also see -> the type of these, and what of it sees."""
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
+LAGUNA = (
+    HEADS
+    | EXPERTS
+    | TYPES
+    | {"num_experts": 8, "shared_expert_intermediate_size": 72, "num_attention_heads_per_layer": [2, 4]}
+    | {"mlp_layer_types": ["dense", "sparse"]}
+)
 LATENTS = FLAT | {
     "num_attention_heads": 16,
     "num_key_value_heads": 16,
@@ -197,6 +204,10 @@ CASES: dict[str, dict[str, Any]] = {
     "falcon_h1, normed": MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
     "falcon_mamba": MAMBA1,
     "flex_olmo": HEADS | {"num_experts": 8, "num_experts_per_tok": 3},
+    "flint": HEADS
+    | EXPERTS
+    | TYPES
+    | {"num_experts": 8, "shared_expert_intermediate_size": 72, "mlp_only_layers": [0]},
     "gemma": ODD,
     "gemma2": HEADS | TYPES | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "gemma3_text": ODD | TYPES | {"query_pre_attn_scalar": 16},
@@ -246,9 +257,16 @@ CASES: dict[str, dict[str, Any]] = {
     "iquestcoder": HEADS,
     "jais2": HEADS,
     "jamba": HEADS | JAMBA,
+    "kolibri1": HEADS | EXPERTS | TYPES | {"num_experts": 8, "shared_expert_intermediate_size": 72},
+    "laguna": LAGUNA,
+    "laguna, gates of elements": LAGUNA | {"gating": "per-element", "moe_routed_scaling_factor": 1.5},
     "lfm2": HEADS | CONVS | {"num_hidden_layers": 5},
     "lfm2, odd": ODD | CONVS | {"num_hidden_layers": 5, "conv_bias": True, "conv_L_cache": 5},
     "lfm2_moe": HEADS | CONVS | EXPERTS | {"num_hidden_layers": 5, "num_experts": 8, "num_dense_layers": 1},
+    "lfm3": HEADS | {"num_hidden_layers": 3, "layer_types": ["conv", "sliding_attention", "full_attention"]},
+    "lfm3, neither gates nor norms behind": ODD
+    | {"num_hidden_layers": 2, "layer_types": ["full_attention", "conv"], "conv_L_cache": 3}
+    | {"use_sandwich_norm": False, "use_attention_gate": False},
     "llama": ODD,
     "llama4_text": HEADS | LLAMA4,
     "llama4_text, two experts": ODD | LLAMA4 | {"num_experts_per_tok": 2, "use_qk_norm": False, "attention_bias": True},

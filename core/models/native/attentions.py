@@ -102,4 +102,5 @@ def read_attention(
         temperature=family.temperature(attention, torch.arange(length)),
         keys_of=keys.of,
         slopes=slopes_of(attention),
+        softplus_gates=family.softplus_gates,
     )

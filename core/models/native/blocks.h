@@ -111,12 +111,13 @@ class Attention final : public Mixer<T> {
         stores_(!std::get<14>(parts)),
         place_(place) {
     const auto& [shape, qkv, out, q_norm, k_norm, v_norm, rotary, turns_first, scale, cap, window, chunk, sinks, temperature,
-                 keys_of, slopes] = parts;
+                 keys_of, slopes, softplus] = parts;
     if (q_norm) q_norm_.emplace(*q_norm);
     if (k_norm) k_norm_.emplace(*k_norm);
     if (v_norm) v_norm_.emplace(*v_norm);
     if (rotary) rotary_.emplace(*rotary);
     turns_first_ = turns_first;
+    softplus_ = softplus;
     if (sinks) sinks_ = sinks->to(at::kFloat).contiguous();
     if (temperature) temperature_ = temperature->to(at::kFloat).contiguous();
     weighing_ = {static_cast<float>(scale), static_cast<float>(cap), window, chunk,
@@ -147,8 +148,7 @@ class Attention final : public Mixer<T> {
     }
     if (gated())
       shop.in_blocks(tokens, kTurnTokens, [&](int64_t from, int64_t to) {
-        for (int64_t t = from; t < to; ++t)
-          multiply_by_sigmoids(qkv + t * width + shape_.qkv_width(), out + t * stride, shape_.q_width());
+        for (int64_t t = from; t < to; ++t) multiply_by_gates(qkv + t * width + shape_.qkv_width(), out + t * stride);
       });
     return out;
   }
@@ -182,8 +182,21 @@ class Attention final : public Mixer<T> {
 
   // Whether values are what keys are before their norm and their turn.
   bool values_are_keys() const { return qkv_.outputs() == shape_.q_width() + shape_.kv_width(); }
-  // Whether a gate for each of its outputs stands behind queries, keys and values.
-  bool gated() const { return qkv_.outputs() == shape_.qkv_width() + shape_.q_width(); }
+  // Whether gates stand behind queries, keys and values: one for each of its outputs, or for each head.
+  bool gated() const { return gates() == shape_.q_width() || gates() == shape_.heads; }
+  int64_t gates() const { return qkv_.outputs() - shape_.qkv_width(); }
+
+  // Multiplies out [H D] by what becomes of its gates.
+  void multiply_by_gates(const T* gates_of, T* out) const {
+    if (gates() == shape_.q_width() && !softplus_) return multiply_by_sigmoids(gates_of, out, shape_.q_width());
+    const int64_t each = shape_.q_width() / gates();
+    for (int64_t i = 0; i < gates(); ++i) {
+      const float gate = widen(gates_of[i]);
+      T by;
+      narrow(softplus_ ? softplus(gate) : 1.0f / (1.0f + std::exp(-gate)), by);
+      multiply(out + i * each, each, widen(by));
+    }
+  }
 
   // What token `t` of a step is turned by, if anything.
   Rotary::Angles angles_of(const Step& step, int64_t t) const {
@@ -224,7 +237,7 @@ class Attention final : public Mixer<T> {
   Linear<T> qkv_, out_;
   std::optional<Norm> q_norm_, k_norm_, v_norm_;
   std::optional<Rotary> rotary_;
-  bool turns_first_ = false, stores_;
+  bool turns_first_ = false, softplus_ = false, stores_;
   int64_t width_ = 0;  // of a token's queries, keys, values and gates
   MaybeTensor sinks_, temperature_, slopes_;
   Weighing weighing_{};

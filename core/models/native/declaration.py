@@ -40,6 +40,8 @@ class Mixture:
     shared_gate: str = ""
     correction: str = "e_score_correction_bias"
     """What is added to scores for the choice alone, where the router does not have it itself."""
+    factor: str = ""
+    """What all that experts give is multiplied by, where the router does not do it."""
     weighs_inputs: bool = False
     """Whether what experts read is multiplied by a token's weight, not what they give."""
     beside: BesideNames | None = None
@@ -63,7 +65,9 @@ class Family:
     """Whether attention and the MLP read the same states, by the configuration."""
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """A fourth gives the gates of what attention gives."""
+    """A fourth gives the gates of what attention gives, one for each of its elements or for each head."""
+    softplus_gates: bool = False
+    """Whether gates go through a softplus, not a sigmoid."""
     by_head: bool = False
     """Whether the only projection has, by head of keys, the queries that share it, the key and the value."""
     recurrence: str = ""

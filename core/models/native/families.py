@@ -32,6 +32,7 @@ from core.models.native.recurrent_families import (
     GRANITE_MOE,
     JAMBA,
     LFM2,
+    LFM3,
     MAMBA,
     NEMOTRON_H,
 )
@@ -143,6 +144,19 @@ AFMOE = Family(
     mixture=Mixture(router="router", shared="shared_experts", correction="expert_bias"),
     embedding_multiplier=lambda config: config.hidden_size**0.5 if config.mup_enabled else 1.0,
 )
+FLINT = Family(turns=lambda attention: attention.sliding_window is not None, mixture=Mixture(shared="shared_expert"))
+KOLIBRI = Family(
+    after_attention="post_self_attn_layernorm",
+    after_mlp="post_mlp_layernorm",
+    turns=_turns_in_windows,
+    mixture=Mixture(shared="shared_experts"),
+)
+LAGUNA = Family(
+    qkv=("q_proj", "k_proj", "v_proj", "g_proj"),
+    softplus_gates=True,
+    mixture=Mixture(shared="shared_experts", factor="routed_scaling_factor"),
+    lacks=lambda config: "capped logits of its routers" if config.moe_router_logit_softcapping else None,
+)
 HUNYUAN = Family(
     q_norm="query_layernorm",
     k_norm="key_layernorm",
@@ -213,6 +227,7 @@ FAMILIES: dict[str, Family] = {
     "falcon_h1": FALCON_H1,
     "falcon_mamba": MAMBA,
     "flex_olmo": BEHIND,
+    "flint": FLINT,
     "gemma": LLAMA,
     "gemma2": AROUND,
     "gemma3_text": AROUND,
@@ -245,8 +260,11 @@ FAMILIES: dict[str, Family] = {
     "iquestcoder": LLAMA,
     "jais2": Family(into=("up_proj",), gated=False),
     "jamba": JAMBA,
+    "kolibri1": KOLIBRI,
+    "laguna": LAGUNA,
     "lfm2": LFM2,
     "lfm2_moe": replace(LFM2, rotary="pos_emb", mixture=Mixture(correction="expert_bias")),
+    "lfm3": LFM3,
     "llama": LLAMA,
     "llama4_text": LLAMA4,
     "mamba": MAMBA,

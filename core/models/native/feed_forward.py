@@ -75,11 +75,12 @@ def _experts(layer: Any, held: Any, family: Family, fuse: Fuse, dtype: torch.dty
     gated = getattr(experts, "has_gate", True)
     into, into_bias = stacked(experts, "gate_up_proj" if gated else "up_proj", gating.parted)
     down, down_bias = stacked(experts, "down_proj", True)
-    router = getattr(held, names.router)
+    router, factor = getattr(held, names.router), float(getattr(held, names.factor)) if names.factor else 1.0
     matrix = one_behind_the_other([router_product(router, down.shape[1])])
     shared = getattr(held, names.shared, None) or getattr(layer, names.shared, None) if names.shared else None
+    found = read_router(router, matrix, dtype, getattr(held, names.correction, None))
     return Experts(
-        router=read_router(router, matrix, dtype, getattr(held, names.correction, None)),
+        router=found._replace(factor=found.factor * factor),
         into=into,
         into_bias=into_bias,
         down=down,

@@ -37,11 +37,11 @@ using ShapeParts = std::tuple<int64_t, int64_t, int64_t>;
 // these are the keys before their norm, without keys another layer's are read; norms of queries, keys and values; rotary embedding, and whether it comes before the norms; scale and soft cap of scores (0: none); keys that a query sees, itself included (0: all); the
 // length of chunks that it sees no key outside of (0: one chunk); sinks [H]; by position what queries are multiplied by; the
 // place of the keys that are read, among those of all layers, unless it has its own; by head how much less a key scores for
-// each token of distance.
+// each token of distance; whether gates go through a softplus, not a sigmoid.
 using AttentionParts =
     std::tuple<ShapeParts, Matrix, Matrix, std::optional<NormParts>, std::optional<NormParts>, std::optional<NormParts>,
                std::optional<RotaryParts>, bool, double, double, int64_t, int64_t, MaybeTensor, MaybeTensor,
-               std::optional<int64_t>, MaybeTensor>;
+               std::optional<int64_t>, MaybeTensor, bool>;
 
 // Into what queries are made of, the latent and what is turned of a key; norm of the former, and what makes queries of it, or
 // none; norm of the latent; by head from queries to latents [H, R, nope] and from latents to values [H, V, R]; out of all

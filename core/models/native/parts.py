@@ -56,7 +56,8 @@ class HeadShape(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """`qkv` has the rows of all queries, keys and values, and, if outputs are multiplied by sigmoids, of these gates.
+    """`qkv` has the rows of all queries, keys and values, and, if outputs are multiplied by gates, of these: one for
+    each of their elements or for each head.
 
     Without rows of values, these are the keys as they are before their norm. Without rows of keys, those of another
     layer are read: `keys_of` is its place among all layers that have keys.
@@ -83,6 +84,8 @@ class Attention(NamedTuple):
     keys_of: int | None = None
     slopes: torch.Tensor | None = None
     """[H]: how much less a key scores for each token that it is farther behind its query (ALiBi, arXiv 2108.12409)."""
+    softplus_gates: bool = False
+    """Whether gates go through a softplus, not a sigmoid."""
 
 
 class Latents(NamedTuple):

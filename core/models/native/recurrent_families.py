@@ -32,6 +32,15 @@ LFM2 = Family(
     down="w2",
     activation="silu",
 )
+LFM3 = replace(
+    LFM2,
+    after_attention="post_operator_norm",
+    after_mlp="post_ffn_norm",
+    qkv=("q_proj", "k_proj", "v_proj", "g_proj"),
+    out="o_proj",
+    q_norm="q_norm",
+    k_norm="k_norm",
+)
 MAMBA = Family(final_norm="norm_f", before_attention="norm", recurrence="mixer")
 BAMBA = Family(final_norm="final_layernorm", before_mlp="pre_ff_layernorm", recurrence="mamba", mlp="feed_forward")
 JAMBA = replace(BAMBA, turns=lambda attention: False, mixture=Mixture(router="router"))

@@ -77,7 +77,7 @@ async def test_what_drafts_gives_its_pages_back_too(tmp_path: Path) -> None:
 
 
 SLEEPERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "packed products": ("apertus", {}),
+    "packed products": ("bitnet", {}),
     "inputs of each layer": ("gemma4_text", {}),
     "embedded positions": ("gpt2", {}),
     "adapters": ("llama", {"lora": LoraConfig(directory="/nowhere")}),

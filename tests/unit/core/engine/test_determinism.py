@@ -98,7 +98,7 @@ def test_it_waits_for_compiled_code() -> None:
 
 
 @pytest.mark.parametrize("found", [build_engine, report], ids=["serve", "check"])
-@pytest.mark.parametrize("kind", ["apertus"])
+@pytest.mark.parametrize("kind", ["bitnet"])
 def test_a_model_that_transformers_computes_is_refused(
     kind: str, found: Callable[[EngineConfig], Any], checkpoint_of: Callable[[str], Path], compiled: None
 ) -> None:

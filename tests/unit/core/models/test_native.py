@@ -138,7 +138,7 @@ def test_a_row_that_is_not_finite_is_seen_and_its_neighbours_are_not_touched(che
     assert spoiled[1].isnan().all()
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("olmo", "clipped projections"), ("apertus", None)])
+@pytest.mark.parametrize(("kind", "reason"), [("olmo", "clipped projections"), ("bitnet", None)])
 def test_what_it_does_not_compute_is_left_to_transformers(
     checkpoint: Make, tmp_path: Path, kind: str, reason: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,7 +195,7 @@ def test_whatever_speaks_against_it_costs_only_speed(
 def test_a_decoder_that_computes_something_else_is_not_used(
     checkpoint: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(matrices.Reader, "norm_of", lambda *_: None)
+    monkeypatch.setattr(matrices.Reader, "norm_of", lambda *_, **__: None)
     model = load(checkpoint("qwen3"))
     assert not model.native and "its logits differ" in caplog.text
 

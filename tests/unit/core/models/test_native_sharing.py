@@ -27,6 +27,8 @@ GROUPS: dict[str, dict[str, Any]] = {
     "four heads to a KV head": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16},
     "heads of eighty": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 80},
 }
+OTHERS = {"latents": "youtu", "distances": "bloom"}
+"""Keys of other kinds -> the case that has them."""
 
 
 def sequences(seed: int) -> dict[int, list[int]]:
@@ -81,11 +83,11 @@ def load(path: Path, dtype: str) -> UpgradingModel:
     return model
 
 
-@pytest.mark.parametrize("shape", [*GROUPS, "latents"])
+@pytest.mark.parametrize("shape", [*GROUPS, *OTHERS])
 def test_shared_prefixes_give_what_transformers_gives(
     shaped: Callable[..., Path], shape: str, tmp_path: Path, seed: int
 ) -> None:
-    path = shaped(**GROUPS[shape]) if shape in GROUPS else checkpoint_of("youtu", tmp_path / "latents")
+    path = shaped(**GROUPS[shape]) if shape in GROUPS else checkpoint_of(OTHERS[shape], tmp_path / "other")
     rows = sequences(seed)
     plain = PlainModel(path)
     expected = {row: plain.logits(ids) for row, ids in rows.items()}
