@@ -63,6 +63,12 @@ def why_not_same(served: Mapping[str, Any], directory: Path, *, reads_padding: b
 
 
 def _differs(name: str, served: Mapping[str, Any], value: Any) -> str | None:
-    if served.get(name) == value:
+    """What differs of entry `name`, within it where both are configurations of parts."""
+    own = served.get(name)
+    if own == value:
         return None
+    if isinstance(own, Mapping) and isinstance(value, Mapping):
+        parts = sorted((own.keys() | value.keys()) - OF_FILES)
+        told = next((told for part in parts if (told := _differs(part, own, value.get(part))) is not None), None)
+        return None if told is None else f"{name}.{told}"[:MAX_TOLD]
     return f"{name} {value!r}, that of the served one {served.get(name)!r}"[:MAX_TOLD]

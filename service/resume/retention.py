@@ -103,10 +103,10 @@ class Retention:
         """
         if not self._seconds:
             raise ResumeOff("this server keeps no streams")
+        digest = await asyncio.to_thread(_digest, asked) if asked.has_media else _digest(asked)
         # One task at a time opens an id: a second one would not see the stream that the first has not stored yet.
         while (other := self._opening.get(asked.request_id)) is not None:
             await other.wait()
-        digest = _digest(asked)
         kept = self._kept.get(asked.request_id)
         if kept is None:
             kept = await self._begin(asked, tenant, digest, hold)
@@ -266,8 +266,10 @@ def _digest(asked: GenerateRequest) -> bytes:
 
     Tenant and weight are left out: they come from the server, and the id is already the tenant's.
     """
-    # Ids apart: a million of them as JSON would hold up the loop for as long as a step takes.
-    plain = to_plain(dataclasses.replace(asked, deadline=None, token_ids=None, trace_id="", tenant="", weight=1.0))
+    # Ids apart: a million of them as JSON would hold up the loop for as long as a step takes. Of images and sounds it
+    # has digests: as base64 they would hold the interpreter, and with it the loop, from whatever thread.
+    left = dataclasses.replace(asked, deadline=None, token_ids=None, trace_id="", tenant="", weight=1.0)
+    plain = to_plain(left, lambda data: hashlib.sha256(data).hexdigest())
     ids = b"" if asked.token_ids is None else array("q", asked.token_ids).tobytes()
     whole = hashlib.sha256(json.dumps(plain, sort_keys=True).encode("utf-8", "surrogatepass"))
     whole.update(ids)

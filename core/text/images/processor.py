@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 BLANK = (96, 64)
+MAX_GROWN = 1 << 23
+"""Pixels of an image that is made so large that its shorter side fits, and is cut then (CLIP): some hundred MiB."""
 MISSING = "the checkpoint sees images, which needs Pillow: pip install 'slipstream[vision]'"
 
 
@@ -47,6 +49,7 @@ class ImageProcessor:
 
     def read(self, image: Image, field: str) -> ReadImage:
         """The image, resized and normalised. Raises InvalidRequest with `field` for one that it refuses."""
+        self._refuse_grown(image, field)
         try:
             found = self._processor(images=image, return_tensors="np", **self._options())
         except Exception as error:  # it raises ValueError for a ratio of sides, and whatever else
@@ -71,6 +74,16 @@ class ImageProcessor:
         if self._spec.most_patches is not None and max(height, width) > self._spec.most_patches:
             raise InvalidRequest.of(field, f"has sides too unlike: {max(height, width)} patches in a row")
         return ReadImage(pixels, (time, height, width), time * height * width // self._spec.merge**2)
+
+    def _refuse_grown(self, image: Image, field: str) -> None:
+        """Raises InvalidRequest where the processor would first make it larger than MAX_GROWN, to cut a part out."""
+        size = getattr(self._processor, "size", None)
+        shortest = dict(size or {}).get("shortest_edge")
+        if not shortest or dict(size or {}).get("longest_edge") or self._spec.length is None:
+            return
+        short, long = sorted(image.size)
+        if shortest * shortest * long > MAX_GROWN * short:
+            raise InvalidRequest.of(field, f"has sides too unlike: {image.width} x {image.height} pixels")
 
     def read_blank(self) -> ReadImage:
         """A small grey image. Raises ModelLoadError where even that is refused."""

@@ -103,7 +103,8 @@ class InferenceServiceServicer:
         no event of that index follows. The status is OK when every output has finished, CANCELLED outputs included.
         Cancelling the call, or letting its deadline pass, frees everything the request holds.
 
-        Errors: INVALID_ARGUMENT (a field is out of range, the input is empty or cannot fit; nothing was generated),
+        Errors: INVALID_ARGUMENT (a field is out of range, the input is empty or cannot fit; nothing was
+        generated, unless a constraint proves to be more work to follow than a request may cost in the midst of an output),
         ALREADY_EXISTS (a live request of the same caller has this request_id), NOT_FOUND (no such adapter is loaded), RESOURCE_EXHAUSTED (CONCURRENCY_LIMIT, RATE_LIMIT,
         TENANT_CONCURRENCY_LIMIT, TENANT_RATE_LIMIT, RESUME_BYTES, QUEUE_FULL, POOL_EXHAUSTED and QUEUE_TIMEOUT, all with RetryInfo; SLOW_CONSUMER when the client did not read fast enough), DEADLINE_EXCEEDED (the client's
         deadline or the server's own limit), UNAVAILABLE (STARTING, DRAINING, ENGINE_DEAD), INTERNAL.

@@ -31,6 +31,10 @@ def written(directory: Path, like: Path, **changes: Any) -> Path:
         ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000, that of the served one 2"),
         ({"hidden_act": "relu"}, "hidden_act 'relu', that of the served one 'silu'"),
         ({"rms_norm_eps": 0.5}, "rms_norm_eps 0.5"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+            "rope_parameters.rope_theta 5.0, that of the",
+        ),
         ({"bos_token_id": 5}, "bos_token_id 5"),
         ({"x" * 999: 1}, "x" * 300),
     ],

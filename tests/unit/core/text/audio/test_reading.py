@@ -28,6 +28,16 @@ def test_channels_are_mixed() -> None:
     assert read_wav(wav(both), RATE, 2).tolist() == [0.25, 0.0]
 
 
+def test_integers_that_an_extended_header_tells_of_are_read() -> None:
+    """As many tools write samples of 32 bits, or of several channels."""
+    plain, subformat = wav(np.array([0, 16_384], np.int16)), bytes.fromhex("0100000000001000800000aa00389b71")
+    told = struct.pack("<HHI", 22, 16, 4) + subformat
+    body = plain[:16] + struct.pack("<IH", 40, 0xFFFE) + plain[22:36] + told + plain[36:]
+    assert read_wav(body, RATE, 2).tolist() == [0.0, 0.5]
+    with pytest.raises(InvalidRequest):
+        read_wav(body.replace(subformat, b"\3" + subformat[1:]), RATE, 2)
+
+
 SOUND = wav(np.zeros(200, np.int16))
 FLOATS = SOUND[:20] + struct.pack("<H", 3) + SOUND[22:]
 

@@ -10,6 +10,7 @@ from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -68,6 +69,22 @@ def test_tiles_and_a_view_of_the_whole_have_as_many_tokens(tmp_path: Path, size:
     spec = VisionSpec(image_token=7, begin_token=7, tile=9)
     found = ImageProcessor.load(tmp_path, spec).read(Image.new("RGB", size, "red"), "images[0]")
     assert found.pixels.shape == (tiles, 3, 56, 56) and found.length == 9 * tiles and found.grid is None
+
+
+@pytest.mark.parametrize(
+    ("size", "seen"), [((1200, 20), True), ((20, 1200), True), ((1600, 20), False), ((1, 800), False)]
+)
+def test_what_would_grow_before_it_is_cut_has_sides_alike(tmp_path: Path, size: tuple[int, int], seen: bool) -> None:
+    """A file of 90 bytes took gigabytes."""
+    LlavaImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}).save_pretrained(
+        tmp_path
+    )
+    made = ImageProcessor.load(tmp_path, VisionSpec(image_token=7, begin_token=7, length=576))
+    if seen:
+        assert made.read(Image.new("RGB", size), "images[1]").pixels.shape == (1, 3, 336, 336)
+        return
+    with pytest.raises(InvalidRequest, match=rf"images\[1\].*sides too unlike: {size[0]} x {size[1]} pixels"):
+        made.read(Image.new("RGB", size), "images[1]")
 
 
 def test_a_blank_image_is_read_or_the_processor_is_no_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,20 @@ def test_of_an_animation_the_first_frame_is_read() -> None:
     assert read.getpixel((0, 0)) == (255, 0, 0)
 
 
+def several(data: bytes) -> bytes:
+    """The JPEG in `data`, told to be the first of two in its file: an MPO, as Pillow calls it."""
+    entries = [(0xB000, 7, 4, b"0100"), (0xB001, 4, 1, struct.pack("<L", 2)), (0xB002, 7, 32, struct.pack("<L", 50))]
+    body = b"MPF\0II*\0" + struct.pack("<LH", 8, 3) + b"".join(struct.pack("<HHL4s", *each) for each in entries)
+    body += bytes(4) + 2 * struct.pack("<LLLHH", 0x030000, 100, 0, 0, 0)
+    return data[:2] + b"\xff\xe2" + struct.pack(">H", len(body) + 2) + body + data[2:]
+
+
+def test_a_file_of_several_images_is_one_to_pillow() -> None:
+    made = several(encoded(drawn(), "JPEG"))
+    assert Image.open(io.BytesIO(made), formats=("JPEG",)).format == "MPO", "so its format tells nothing of scans"
+    assert read_image(made, "images[0]").size == (5, 3)
+
+
 WHOLE = encoded(drawn(40, 40), "PNG")
 
 
@@ -75,12 +89,15 @@ WHOLE = encoded(drawn(40, 40), "PNG")
         (claiming(1_000_000, 2), "1000000 x 2 pixels"),
         (claiming(2**31 - 1, 2**31 - 1), "pixels"),
         (claiming(2, 1_000_000), "2 x 1000000 pixels"),
-        (encoded(drawn(40, 40), "JPEG", progressive=True) + b"\xff\xda" * 64, "more than 64 scans"),
+        (encoded(drawn(40, 40), "JPEG", progressive=True) + b"\xff\xda" * 64, "at most 64"),
+        (several(encoded(drawn(40, 40), "JPEG", progressive=True)) + b"\xff\xda" * 64, "at most 64"),
+        (encoded(Image.new("L", (5800, 5700)), "JPEG", progressive=True) + b"\xff\xda" * 12, "of 33060000 pixels"),
+        (WHOLE[:8] + bytes(12) * (1 << 14) + WHOLE[8:], "more than 16384 chunks"),
         (claiming(MAX_SIDE, MAX_PIXELS // MAX_SIDE), "cannot be decoded"),
     ],
     ids=[
         *("nothing", "text", "head", "half", "gif", "tiff", "postscript"),
-        *("claiming0", "long", "huge", "tall", "scans", "empty"),
+        *("claiming0", "long", "huge", "tall", "scans", "scans of several", "scanned", "chunks", "empty"),
     ],
 )
 def test_what_is_no_image_or_too_large_is_refused_by_field(data: bytes, says: str) -> None:
