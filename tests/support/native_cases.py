@@ -186,6 +186,11 @@ CASES: dict[str, dict[str, Any]] = {
     "cohere": HEADS | {"logit_scale": 0.5, "use_qk_norm": True},
     "cohere2": ODD | TYPES | {"logit_scale": 0.5},
     "cohere2_moe": HEADS | EXPERTS | TYPES | {"num_experts": 8, "logit_scale": 0.5},
+    "cohere2_moe, with experts of all": HEADS | EXPERTS | TYPES | {"num_experts": 8, "num_shared_experts": 2},
+    "cohere2_moe, with one of all": HEADS
+    | EXPERTS
+    | TYPES
+    | {"num_experts": 8, "num_shared_experts": 1, "shared_expert_combination_strategy": "sum"},
     "cwm": HEADS | TYPES,
     "deepseek_v2": LATENTS | EXPERTS | GROUPS | {"q_lora_rank": None, "topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENTS | EXPERTS | GROUPS | {"attention_bias": True},
@@ -243,6 +248,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gptj": GPT | {"rotary_dim": 8},
     "granite": HEADS | {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0},
     "granite_swa": HEADS | TYPES | {"residual_multiplier": 0.3},
+    "granite_swa, angles of each layer": HEADS
+    | {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+    | {"sliding_window": 70, "layer_rope_theta": [500000, 10000, 0], "residual_multiplier": 0.3},
     "granitemoe": HEADS | {"num_local_experts": 8, "num_experts_per_tok": 3, "residual_multiplier": 0.3},
     "granitemoe_swa": HEADS | TYPES | {"num_local_experts": 8, "num_experts_per_tok": 3},
     "granitemoehybrid": MAMBA | GRANITE_HYBRID | {"num_local_experts": 8, "num_experts_per_tok": 3},

@@ -22,6 +22,8 @@ from core.models.hf.shards import check_shards, load_options
 from core.models.mapped import SMALL, own
 from core.models.quantized.registry import method_name, quant_method
 
+GROUPED_BYTES = 16
+"""Of a row, so many or a multiple of it."""
 MAX_NAMED_WEIGHTS = 3
 """How many missing or unexpected weights an error names."""
 
@@ -86,6 +88,7 @@ def load_module(
         check_shards(model, config.tensor_parallel)
         ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
         own(ready, checkpoint.path, SMALL)
+        _settle_experts(ready)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -95,6 +98,17 @@ def load_module(
         ) from error
     progress("weights", 1.0)
     return ready
+
+
+def _settle_experts(model: PreTrainedModel) -> None:
+    """Have experts multiplied one by one where torch's grouped product takes no rows of their size."""
+    sizes = {
+        each.shape[-1] * each.element_size()
+        for name, each in model.named_parameters()
+        if ".experts." in name and each.dim() == 3
+    }
+    if any(size % GROUPED_BYTES for size in sizes):
+        model.set_experts_implementation("eager")
 
 
 @contextmanager

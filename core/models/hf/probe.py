@@ -25,6 +25,9 @@ IMPLEMENTATION = "slipstream-probe"
 RULE = "slipstream_rule"
 """Attribute of a recorded mask: the model's rule from which it was made."""
 
+TURNS = "slipstream_turns"
+"""Attribute of a module of a probed model: `turns_of`."""
+
 PROBE_TOKENS = 8
 DEFAULT_REACH = 1 << 17
 """Positions over which rules are compared, for a model that states no context length."""
@@ -104,12 +107,28 @@ def probe_model(model: PreTrainedModel, context_length: int | None) -> ModelProb
     bind_context(model, probe)
     positions = torch.arange(PROBE_TOKENS, device=device)
     probe.cache.begin(positions)
+    noted = [each.register_forward_pre_hook(_note_turns, with_kwargs=True) for each in model.modules()]
     with attention_implementation(model, IMPLEMENTATION), probe.cache.watching(model), torch.inference_mode():
         PackedCall(model).logits(probe.cache, positions, positions, positions)
+    for hook in noted:
+        hook.remove()
     if not probe.layers and not probe.cache.recurrent_layers:
         raise Unsupported("does not route its attention through transformers' attention interface")
     probe.layers = dict(sorted(probe.layers.items()))
     return probe
+
+
+def turns_of(module: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Cosines and sines, [PROBE_TOKENS, R], that a module of a probed model got for the first positions; None for one
+    that got none.
+    """
+    return getattr(module, TURNS, None)
+
+
+def _note_turns(module: torch.nn.Module, _: Any, given: dict[str, Any]) -> None:
+    found = given.get("position_embeddings")
+    if isinstance(found, tuple) and len(found) == 2 and all(each.dim() == 3 for each in found):
+        setattr(module, TURNS, tuple(each[0].clone() for each in found))
 
 
 @contextmanager

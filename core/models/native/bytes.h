@@ -42,7 +42,7 @@ inline void byte_rows(const T* x, int64_t stride, const int8_t* panel, int64_t d
       ask_ahead(bytes);
       for (int p = 0; p < kParts; ++p) {
         const Floats weights = load(bytes + p * kLanes);
-        for (int m = 0; m < M; ++m) sums[m][p] += weights * widen(x[m * stride + k]);
+        for (int m = 0; m < M; ++m) sums[m][p] = multiply_add(weights, widen(x[m * stride + k]), sums[m][p]);
       }
     }
     for (int m = 0; m < M; ++m)

@@ -42,6 +42,8 @@ class Mixture:
     """What is added to scores for the choice alone, where the router does not have it itself."""
     factor: str = ""
     """What all that experts give is multiplied by, where the router does not do it."""
+    means: Of = lambda mixture: False
+    """Whether a mixture gives the mean of what its experts and the one of all tokens give, not the sum."""
     weighs_inputs: bool = False
     """Whether what experts read is multiplied by a token's weight, not what they give."""
     beside: BesideNames | None = None

@@ -207,7 +207,7 @@ class Experts {
   }
 
   static void add_weighted(float* sum, const T* from, float weight) {
-    for (int64_t i = 0; i < kPanel; i += kLanes) store(load(sum + i) + load(from + i) * weight, sum + i);
+    for (int64_t i = 0; i < kPanel; i += kLanes) store(multiply_add(load(from + i), weight, load(sum + i)), sum + i);
   }
 
   Router<T> router_;

@@ -123,6 +123,13 @@ COHERE2 = Family(
     turns=lambda attention: attention.sliding_window is not None or getattr(attention, "force_rope", False),
     logit_multiplier=lambda config: config.logit_scale,
 )
+COHERE2_MOE = replace(
+    COHERE2,
+    mixture=Mixture(
+        shared="shared_experts",
+        means=lambda mixture: mixture.num_shared_experts and mixture.shared_expert_combination_strategy == "average",
+    ),
+)
 PHI = Family(
     final_norm="final_layernorm",
     before_mlp="",
@@ -213,7 +220,7 @@ FAMILIES: dict[str, Family] = {
     "bloom": BLOOM,
     "cohere": COHERE,
     "cohere2": COHERE2,
-    "cohere2_moe": COHERE2,
+    "cohere2_moe": COHERE2_MOE,
     "cwm": LLAMA,
     "deepseek_v2": Family(neighbours=True, mixture=Mixture(shared="shared_experts")),
     "deepseek_v3": SHARED,

@@ -12,7 +12,7 @@ from core.models.native.matrices import one_behind_the_other, vector
 from core.models.native.mixtures import read_gating, read_router, router_norm, router_product, stacked
 from core.models.native.parts import Beside, Curve, Experts, Mlp
 from core.models.native.reading import ACTIVATIONS, NotDense, activation_name, read_curve, read_norm
-from core.models.native.recurrences import Fuse
+from core.models.native.recurrences import Fuse, scaled
 
 
 def mlp_of(layer: Any, family: Family) -> Any:
@@ -78,7 +78,12 @@ def _experts(layer: Any, held: Any, family: Family, fuse: Fuse, dtype: torch.dty
     router, factor = getattr(held, names.router), float(getattr(held, names.factor)) if names.factor else 1.0
     matrix = one_behind_the_other([router_product(router, down.shape[1])])
     shared = getattr(held, names.shared, None) or getattr(layer, names.shared, None) if names.shared else None
-    found = read_router(router, matrix, dtype, getattr(held, names.correction, None))
+    found, common = read_router(router, matrix, dtype, getattr(held, names.correction, None)), None
+    if shared is not None:
+        common = _mlp(shared, family, fuse)
+        if names.means(held):
+            half = torch.full((common.down.weight.shape[0],), 0.5)
+            factor, common = factor / 2, common._replace(down=scaled(common.down, half, half))
     return Experts(
         router=found._replace(factor=found.factor * factor),
         into=into,
@@ -88,7 +93,7 @@ def _experts(layer: Any, held: Any, family: Family, fuse: Fuse, dtype: torch.dty
         gated=gated,
         activation=gating.activation,
         clamp=gating.clamp,
-        shared=None if shared is None else _mlp(shared, family, fuse),
+        shared=common,
         shared_gate=vector(getattr(held, names.shared_gate), dtype) if names.shared_gate else None,
         weighs_inputs=names.weighs_inputs,
     )

@@ -46,8 +46,8 @@ struct PanelGroups {
 
 // out[lanes] += what they get of a group: `products` are sums of x q, `sum` is that of x.
 inline void add_group(Floats scale, Floats zero, Floats products, float sum, float* out) {
-  const Floats centred = products - zero * sum;
-  store(load(out) + scale * centred, out);
+  const Floats centred = multiply_add(-zero, sum, products);
+  store(multiply_add(scale, centred, load(out)), out);
 }
 
 // What an input is multiplied with beforehand, by its nibble: its nibble is then taken where it lies, as many
@@ -77,7 +77,7 @@ inline void add_input(const float* x, int64_t stride, const uint32_t* words, Flo
   for (int m = 0; m < M; ++m) values[m] = x[m * stride + kInput] - Floats{};
   for (int p = 0; p < kParts; ++p) {
     const Floats weights = nibble_at<kInput>(load_words(words + p * kLanes));
-    for (int m = 0; m < M; ++m) sums[m][p] += weights * values[m];
+    for (int m = 0; m < M; ++m) sums[m][p] = multiply_add(weights, values[m], sums[m][p]);
   }
   if constexpr (kInput + 1 < kPerWord) add_input<M, kParts, kInput + 1>(x, stride, words, sums);
 }

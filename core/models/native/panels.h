@@ -236,7 +236,7 @@ inline void panel_rows(const float* x, int64_t stride, const float* panel, int64
       if constexpr (kFetch) ask_ahead(panel + k * kPanel + p * kLanes);
     }
     for (int m = 0; m < M; ++m)
-      for (int p = 0; p < kParts; ++p) sums[m][p] += weights[p] * x[m * stride + k];
+      for (int p = 0; p < kParts; ++p) sums[m][p] = multiply_add(weights[p], x[m * stride + k], sums[m][p]);
   }
   put<M>(sums, out);
 }
@@ -289,7 +289,7 @@ inline void panel_rows(const BFloat16* x, int64_t stride, const BFloat16* panel,
       std::memcpy(&pairs, panel + k * kPanel + p * 2 * kLanes, sizeof(pairs));
       const Floats even = reinterpret_cast<Floats>(pairs << 16), odd = reinterpret_cast<Floats>(pairs & 0xffff0000u);
       for (int m = 0; m < M; ++m)
-        sums[m][p] += even * widen(x[m * stride + k]) + odd * widen(x[m * stride + k + 1]);
+        sums[m][p] += multiply_add(odd, widen(x[m * stride + k + 1]), even * widen(x[m * stride + k]));
     }
   }
   put<M>(sums, out);

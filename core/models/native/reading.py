@@ -26,6 +26,9 @@ ALIKE = 5e-6
 CURVED = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 """The same of an activation with numbers of its own."""
 
+TURNED = 2e-2
+"""Of an angle's cosine in 16 bits."""
+
 NORM_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Of the largest output. A weight that is taken for its offset form, or a mean that is left in, is off by far more."""
 
@@ -139,10 +142,31 @@ class RotaryTables:
             made = torch.view_as_real(made).unbind(-1)
         wide = self._dtype is torch.float32
         first, second = (half_of(table[0].float() if wide else table[0]) for table in made)
-        # At position 0 every angle is 0: GPT-J gives sines first.
-        cos, sin = (first, second) if bool((first[0] != 0).all()) else (second, first)
+        cos, sin = _cosines_first(first, second)
         sin = -sin if self._backwards else sin
         return Rotary(cos.contiguous(), sin.contiguous(), self._neighbours)
+
+
+def check_turns(given: tuple[torch.Tensor, torch.Tensor] | None, rotary: Rotary | None) -> None:
+    """Raises NotDense where a layer's own module was `given` other angles than those of `rotary`.
+
+    In 16 bits logits of a few tokens do not tell one base from another.
+    """
+    if given is None or rotary is None:
+        return
+    cos, sin = _cosines_first(*(half_of(table.float()) for table in given))
+    if cos.shape[1] != rotary.cos.shape[1]:
+        return  # as complex numbers, or of several axes
+    count = min(len(cos), len(rotary.cos))
+    # Some are turned the other way round.
+    pairs = (cos, rotary.cos), (sin.abs(), rotary.sin.abs())
+    if any(float((one[:count] - other[:count].to(one)).abs().max()) > TURNED for one, other in pairs):
+        raise NotDense("its layers are given other angles than its rotary embedding makes")
+
+
+def _cosines_first(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # At position 0 every angle is 0: GPT-J gives sines first.
+    return (first, second) if bool((first[0] != 0).all()) else (second, first)
 
 
 def half_of(table: torch.Tensor) -> torch.Tensor:

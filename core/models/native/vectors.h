@@ -7,7 +7,7 @@
 
 #include <c10/util/BFloat16.h>
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -67,6 +67,20 @@ inline Floats load(const BFloat16* from) {
   std::memcpy(&halves, from, sizeof(halves));
   return reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
 }
+
+// a * b + sums, rounded once where the machine has that. Left alone, GCC rounds once in one copy of a loop and twice in
+// another, so the same rows get other bits in other company.
+inline Floats multiply_add(Floats a, Floats b, Floats sums) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sums);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sums);
+#else
+  return sums + a * b;
+#endif
+}
+
+inline Floats multiply_add(Floats a, float b, Floats sums) { return multiply_add(a, b - Floats{}, sums); }
 
 inline void store(Floats wide, float* to) { std::memcpy(to, &wide, sizeof(wide)); }
 

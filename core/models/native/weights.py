@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from core.models.base import ModelSpec
+from core.models.hf.probe import turns_of
 from core.models.hf.routed_attention import slopes_of
 from core.models.native.attentions import Keys, attention_of, heads_of, keys_by_layer, read_attention
 from core.models.native.declaration import Family, part_of
@@ -29,7 +30,7 @@ from core.models.native.latents import is_latent
 from core.models.native.layer_inputs import has_inputs, read_layer_input, read_layer_inputs
 from core.models.native.matrices import Reader, as_linear, fused_product, is_dense
 from core.models.native.parts import Layer, Matrix, Mixer, Norm, Outside
-from core.models.native.reading import NotDense, RotaryTables
+from core.models.native.reading import NotDense, RotaryTables, check_turns
 from core.models.native.recurrences import read_recurrence
 from core.models.vision.families import VISION_FAMILIES
 
@@ -188,9 +189,9 @@ def _places(model: PreTrainedModel, family: Family, spec: ModelSpec) -> torch.Te
 def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NATIVE) -> Iterator[Layer]:
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
     config, family = model.config.get_text_config(), family_of(model)
-    rotary_module = getattr(_body(model, family), family.rotary, None)
     turned = family.neighbours, reader.tables, family.backwards
-    tables = RotaryTables(rotary_module, spec.context_length, *turned)
+    tables = {module: RotaryTables(module, spec.context_length, *turned) for module in set(_rotaries(model, family))}
+    rotaries = _rotaries(model, family)
     types, keys = _types(model, family), _keys(model, family, spec)
     states = {state.layer_id: state for state in spec.state_layers}
     embedding: Any = model.get_input_embeddings()
@@ -199,7 +200,9 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NAT
     for number, layer in enumerate(_layers(model, family)):
         mixers = list[Mixer]()
         if (attention := attention_of(layer, family)) is not None:
-            rotary = tables.of(types[number]) if family.turns(attention) else None
+            turns = rotaries[number] is not None and family.turns(attention)
+            rotary = tables[rotaries[number]].of(types[number]) if turns else None
+            check_turns(turns_of(attention), rotary)
             length = spec.context_length
             mixers.append(read_attention(attention, family, config, fuse, reader, rotary, keys[number], length))
         if (recurrence := _recurrence_of(layer, family)) is not None:
@@ -216,6 +219,16 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NAT
             input=read_layer_input(layer, fuse),
             scale=float(getattr(layer, family.scale)) if family.scale else 1.0,
         )
+
+
+def _rotaries(model: PreTrainedModel, family: Family) -> list[Any]:
+    """By layer, what makes angles of positions for it; None where nothing turns its queries and keys."""
+    body, count = _body(model, family), len(_layers(model, family))
+    thetas = getattr(model.config.get_text_config(), "layer_rope_theta", None)
+    if thetas is None or not hasattr(body, "rotary_embs"):
+        return [getattr(body, family.rotary, None)] * count
+    made = {each.config.rope_parameters["rope_theta"]: each for each in body.rotary_embs}
+    return [made[theta] if theta else None for theta in thetas[:count]]
 
 
 def _keys(model: PreTrainedModel, family: Family, spec: ModelSpec) -> dict[int, Keys]:

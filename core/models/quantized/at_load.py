@@ -5,8 +5,8 @@ torchao does it (`Int8WeightOnlyConfig`), and transformers computes with its pro
 output and 128 inputs (`rounding.py`). fp8: eight-bit floats, of what they are multiplied with too (`fp8.py`). Every
 linear layer is quantised, the output matrix too. What expands latents stays as it is, or keys and values would be kept
 expanded (`mla.py`); so does what makes step sizes in Mamba-1, whose weight is read where no layer is called; so does
-what chooses experts in Gemma 4, whose inputs are scaled one by one; and so do embeddings, which are looked up, not read
-as a whole. Dense models on the CPU are computed by native code.
+what chooses experts, which is small and decides much; and so do embeddings, which are looked up, not read as a whole.
+Dense models on the CPU are computed by native code.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
+
+ROUTERS = ("gate", "router")
+"""Names of what chooses among the experts beside it."""
 
 
 def quantize_at_load(model: PreTrainedModel, name: str) -> QuantizedWeights:
@@ -60,7 +63,8 @@ def refuse_at_load(checkpoint: CheckpointConfig, name: str, *, encoder_decoder: 
 def _left_whole(model: PreTrainedModel) -> set[nn.Module]:
     modules: list[Any] = list(model.modules())
     steps = {module.dt_proj for module in modules if hasattr(module, "dt_proj") and hasattr(module, "x_proj")}
-    routers = {module.proj for module in modules if hasattr(module, "per_expert_scale")}
+    choosing = [getattr(module, name, None) for module in modules if hasattr(module, "experts") for name in ROUTERS]
+    routers = {part for each in choosing if isinstance(each, nn.Module) for part in each.modules()}
     return expansions(model) | steps | routers
 
 
