@@ -42,7 +42,7 @@ class References:
             raise ValueError(f"{MODE_ENV}={self.mode}: choose from {', '.join(MODES)}")
         self.kept = json.loads(self.path.read_text()) if self.path.exists() else {}
         if self.mode == "write":
-            self.kept.setdefault(made_by(), {})
+            self.kept[made_by()] = {}
 
     def outputs(self, directory: Path, question: Any, ask: Callable[[], Sequence[Sequence[int] | None]]) -> Outputs:
         """The answer to `question`, which JSON can hold, about the checkpoint in `directory`."""

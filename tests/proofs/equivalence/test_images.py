@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
 from transformers import AutoModelForImageTextToText
@@ -26,9 +25,7 @@ from core.config import (
 )
 from core.engine.async_engine import AsyncEngine
 from core.engine.build import build_engine
-from core.errors import InvalidRequest, RequestFailed, StartupError
-from core.models.vision.tower import VisionTower
-from core.types.image import ReadImage
+from core.errors import InvalidRequest, StartupError
 from core.types.io import Delta, Finished, GenerateRequest
 from core.types.sampling_params import SamplingParams
 from tests.proofs.equivalence.image_oracle import ImageOracle, Seen, prompts
@@ -169,38 +166,6 @@ async def test_a_processor_for_another_model_ends_no_step(
             await answer(engine, shown)
         want = oracle.greedy(text, OUTPUT)
         assert (await answer(engine, text))[0][: len(want)] == want
-
-
-@pytest.mark.parametrize("native", ["wait", "off"], ids=["compiled", "torch"])
-async def test_an_image_that_the_tower_fails_at_ends_its_request_alone(
-    oracle: ImageOracle, native: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor is what was computed of it found by others, and once the tower can look at it, it is an image like any."""
-    rng = random.Random(seed)
-    bad, good = (oracle.prompt(rng, 9, picture(place), 21) for place in (11, 12))
-    longer, text = Seen((*bad.ids, *bad.ids[:7]), bad.images), oracle.prompt(rng, 12)
-    look, failing = VisionTower._seen, list[int]()
-
-    def seen(tower: VisionTower, image: ReadImage) -> torch.Tensor:
-        failing[:] = failing or [int(image.keys[0])]
-        if int(image.keys[0]) in failing:
-            raise IndexError("no such place")
-        return look(tower, image)
-
-    async with started(build_engine(config(oracle.directory, 400, 8, native))) as engine:
-        alone = await answer(engine, text, 40)
-        monkeypatch.setattr(VisionTower, "_seen", seen)
-        others = asyncio.gather(
-            answer(engine, text, 40), *(answer(engine, each) for each in (bad, longer, good)), return_exceptions=True
-        )
-        beside, *failed, (got, _) = await others
-        assert all(isinstance(each, RequestFailed) and "failed at an image" in str(each) for each in failed), failed
-        want = oracle.greedy(good, OUTPUT)
-        assert beside[0] == alone[0] and got[: len(want)] == want
-        monkeypatch.setattr(VisionTower, "_seen", look)
-        for each in (bad, longer):
-            want = oracle.greedy(each, OUTPUT)
-            assert (await answer(engine, each))[0][: len(want)] == want
 
 
 def test_what_drafts_cannot_do_is_refused(oracle: ImageOracle) -> None:

@@ -47,7 +47,7 @@ FAMILIES = (
     "llama qwen3 gemma2 gemma3_text phi gpt_neox cohere cohere2 glm4 olmo2 granite gptj stablelm starcoder2 "
     "hunyuan_v1_dense ministral3 smollm3 phi3 persimmon nemotron exaone4 vaultgemma hyperclovax"
 ).split()
-ALONE = ["gpt_neox, one after the other", "stablelm, parallel", "falcon, one after the other"]
+ALONE = ["gpt_neox, one after the other", "stablelm, parallel"]
 KERNELS = ["gemma3_text", "gpt_neox", "cohere2", "olmo2", "granite", "stablelm"]
 """Whole and partial rotation, pairs of neighbours, layers without any, norms of all kinds in all places."""
 STEPS: list[tuple[list[Part], int]] = [

@@ -31,9 +31,6 @@ REFUSED = {
     "youtu": "keys and values of their own",
     "lfm2": "recurrent layers",
     "gpt2": "it embeds positions",
-    "bloom": "its embeddings are normed",
-    "falcon, grouped": "queries that share a key stand between keys",
-    "mpt": "its scores depend on distance",
 }
 
 

@@ -16,12 +16,10 @@ from core.memory.window.window_pages import NAME as WINDOW
 from core.memory.window.window_pool import SlidingWindowPool
 from core.models.hf.backend import TransformersModel
 from core.models.loader import load_model
-from core.models.native import weights
 from core.models.native.families import FAMILIES
 from core.models.native.family import UpgradingModel
 from core.models.native.reading import NotDense
 from core.models.native.weights import check_dense
-from tests.support.checkpoints import make_checkpoint
 from tests.support.fakes.paged_steps import PagedRows
 from tests.support.native_cases import CASES, checkpoint_of
 from tests.unit.core.models.reference import CPU, PackedRun, PlainModel
@@ -48,35 +46,6 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     for got, (parts, _) in zip(logits(path, 2), steps(rows), strict=True):
         want = torch.stack([expected[p.row][p.prefix + p.extend - 1] for p in parts])
         torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_angles_of_another_base_are_seen_whatever_logits_say(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """In bfloat16 the few tokens of the proof cannot tell them apart."""
-    path = checkpoint_of("granite_swa, angles of each layer", tmp_path)
-    monkeypatch.setattr(weights, "_rotaries", lambda model, family: [model.base_model.rotary_emb] * 3)
-    model = load_model(ModelConfig(str(path), dtype=dtype, native="wait"), CPU)
-    assert isinstance(model, UpgradingModel) and not model.native
-    assert "other angles than its rotary embedding makes" in caplog.text
-
-
-@pytest.mark.parametrize("case", ["olmoe", "phimoe"])
-def test_experts_of_any_size_are_served_in_bfloat16(case: str, tmp_path: Path) -> None:
-    """torch's grouped products take rows of whole 16 bytes."""
-    path = make_checkpoint(case, tmp_path / "odd", **CASES[case] | {"intermediate_size": 44})
-    model = load_model(ModelConfig(str(path), dtype="bfloat16", native="wait"), CPU)
-    assert isinstance(model, UpgradingModel) and model.native
-
-
-@pytest.mark.parametrize("case", ["afmoe", "hunyuan_v1_moe", "llama4_text", "phimoe"])
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_what_chooses_experts_is_left_whole(case: str, quantization: str, tmp_path: Path) -> None:
-    path = checkpoint_of(case, tmp_path)
-    config = ModelConfig(str(path), dtype="bfloat16", native="wait", quantization=quantization)
-    model = load_model(config, CPU)
-    assert isinstance(model, UpgradingModel) and model.native
 
 
 def test_windows_beside_chunks_are_left_to_transformers(tmp_path: Path) -> None:
