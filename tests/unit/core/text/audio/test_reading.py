@@ -32,7 +32,8 @@ def test_integers_that_an_extended_header_tells_of_are_read() -> None:
     """As many tools write samples of 32 bits, or of several channels."""
     plain, subformat = wav(np.array([0, 16_384], np.int16)), bytes.fromhex("0100000000001000800000aa00389b71")
     told = struct.pack("<HHI", 22, 16, 4) + subformat
-    body = plain[:16] + struct.pack("<IH", 40, 0xFFFE) + plain[22:36] + told + plain[36:]
+    body = plain[8:16] + struct.pack("<IH", 40, 0xFFFE) + plain[22:36] + told + plain[36:]
+    body = plain[:4] + struct.pack("<I", len(body)) + body
     assert read_wav(body, RATE, 2).tolist() == [0.0, 0.5]
     with pytest.raises(InvalidRequest):
         read_wav(body.replace(subformat, b"\3" + subformat[1:]), RATE, 2)
