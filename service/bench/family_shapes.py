@@ -67,6 +67,7 @@ def _layers(usual: str, every: int, other: str) -> list[str]:
 _FIVE_TO_ONE: Final = {"layer_types": _layers("sliding_attention", 5, "full_attention"), "sliding_window": WINDOW}
 _BY_TURNS: Final = {"layer_types": _layers("sliding_attention", 2, "full_attention"), "sliding_window": WINDOW // 4}
 
+_OLD: Final = _ENDS | {"vocab_size": 16384, "hidden_size": 640}
 FAMILY_SHAPES: Final[dict[str, dict[str, Any]]] = {
     "llama": _DENSE,
     "qwen2": _DENSE,
@@ -85,6 +86,12 @@ FAMILY_SHAPES: Final[dict[str, dict[str, Any]]] = {
     "cohere2": _DENSE | _FIVE_TO_ONE | {"logit_scale": 1.0},
     "gpt2": _GPT | {"tie_word_embeddings": True},
     "gptj": _GPT | {"rotary_dim": 32, "tie_word_embeddings": False},
+    "bloom": _OLD | {"n_layer": LAYERS, "n_head": 10, "seq_length": CONTEXT},
+    "falcon": _OLD | {"num_hidden_layers": LAYERS, "num_attention_heads": 10, "max_position_embeddings": CONTEXT},
+    "gpt_neo": _OLD
+    | {"num_layers": LAYERS, "num_heads": 10, "max_position_embeddings": CONTEXT, "window_size": WINDOW}
+    | {"attention_types": [[["global", "local"], LAYERS // 2]]},
+    "mpt": _OLD | {"n_layers": LAYERS, "n_heads": 10, "max_seq_len": CONTEXT},
     "qwen3_moe": _EXPERTS | {"num_experts": 16},
     "mixtral": _DENSE | {"intermediate_size": 640, "num_local_experts": 8, "num_experts_per_tok": 2},
     "gpt_oss": _DENSE | _BY_TURNS | {"intermediate_size": 320, "num_local_experts": 16, "num_experts_per_tok": 4},
