@@ -6,7 +6,9 @@ import pytest
 
 from service.client import CallFailed, SlipstreamClient
 from service.pb.slipstream.v1 import inference_pb2 as pb
+from service.resume import retention
 from service.resume.retention import STREAM_BYTES
+from tests.support.fakes.granted import granted
 from tests.support.kept_server import GREEDY, Seen, kept_server
 
 SMALL = {"resume_bytes": 2 * STREAM_BYTES, "resume_tenant_bytes": 2 * STREAM_BYTES}
@@ -50,6 +52,19 @@ async def test_the_stream_of_an_id_that_was_used_again_is_not_given_to_a_reader_
             assert "incarnation" in str(failed)
         assert (await attached(client, "mine", newer)).outcome != whole.outcome
         assert server.sample("slipstream_attaches_total", how="STREAM_REPLACED") == 3
+
+
+async def test_an_id_whose_earlier_streams_are_forgotten_needs_no_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "MAX_REMEMBERED", 2)
+    async with kept_server(**SMALL) as server, server.client() as client:
+        for name in ("mine", "other", "mine"):
+            await made(client, name, 5)
+        assert (await refused(client, "mine", "")).reason == "STREAM_REPLACED"
+        # The first three push it out and then out of what is remembered.
+        for name in ("one", "two", "three", "mine"):
+            await made(client, name, 5)
+        with granted("it is the one stream that is known of its id"):
+            assert len((await attached(client, "mine", "")).ids[0]) == 12
 
 
 async def test_a_stream_that_is_not_kept_has_no_incarnation_and_one_too_long_is_refused() -> None:

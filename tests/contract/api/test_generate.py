@@ -230,6 +230,15 @@ async def test_a_failure_after_tokens_says_how_many_were_sent(serve: Serve) -> N
     assert failed.value.tokens_emitted == 4
 
 
+async def test_tokens_of_the_prompt_are_none_that_were_sent(serve: Serve) -> None:
+    told = Delta(0, -2, (5, 6), "", (TokenLogprob(5, -0.5), TokenLogprob(6, -0.5)))
+    steps = [told, Delta(0, 0, (7, 8, 9), "a"), RequestFailed("logits are not finite")]
+    async with serve(FakeEngine(lambda request: steps)) as serving:
+        with pytest.raises(CallFailed) as failed:
+            await serving.client.complete([4, 5, 6], prompt_logprobs=0)
+    assert failed.value.tokens_emitted == 3
+
+
 async def test_two_hundred_streams_at_once_each_get_their_own_tokens(serve: Serve) -> None:
     async with serve() as serving:
         done = await asyncio.gather(*(serving.client.complete("hi", max_tokens=1 + i % 17) for i in range(200)))

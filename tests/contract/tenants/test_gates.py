@@ -14,6 +14,7 @@ from service.access.tenant_file import MAX_TENANTS, OTHER, tenants_file
 from service.limits import refusals, tenant_limiter
 from service.limits.refusals import LONGEST_SECONDS, QUIET_SECONDS, Refusals
 from service.limits.tenant_limiter import TenantGates
+from tests.support.until import turns
 
 
 class Counted(Counter[tuple[str, str]]):
@@ -112,6 +113,38 @@ async def test_a_tenant_that_comes_when_all_gates_are_in_use_has_one_too(
         each.release()
     (await doors.enter("fifth", None)).release()
     assert len(doors._gates) == 2
+
+
+async def test_the_gate_that_was_longest_unused_is_forgotten_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call in 1,000 s: a tenant is let in again only where its gate was forgotten."""
+    monkeypatch.setattr(tenant_limiter, "MAX_GATES", 2)
+    doors, _, _ = made(tmp_path, '"*": {requests_per_second: 0.001}\n')
+    for name in ("a", "b"):
+        (await doors.enter(name, None)).release()
+    doors.refuse_hopeless("a")
+    (await doors.enter("c", None)).release()
+    with pytest.raises(Overloaded):
+        await doors.enter("a", None)
+    (await doors.enter("b", None)).release()
+
+
+async def test_a_gate_in_whose_line_a_call_waits_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_limiter, "MAX_GATES", 1)
+    doors, _, _ = made(tmp_path, '"*": {requests_per_second: 0.001}\n', wait=60)
+    (await doors.enter("a", None)).release()
+    waiting = [asyncio.create_task(doors.enter("a", None))]
+    await turns(10)
+    (await doors.enter("b", None)).release()
+    waiting.append(asyncio.create_task(doors.enter("a", None)))
+    await turns(10)
+    assert not any(call.done() for call in waiting), "a new gate would have let the later one in"
+    for call in waiting:
+        call.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def test_labels_are_bounded_however_often_the_file_changes() -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from core.engine.streams.unread import FREE_TOKENS
 from core.types.io import GenerateRequest
 from service.access.certificate_names import certificate_name
 from service.access.tls_credentials import ClientTls
-from service.client import CallFailed, SlipstreamClient
+from service.bench.emulated import Timeline
+from service.client import CallFailed, Chunk, SlipstreamClient
 from tests.security.certificates import Authority, needs_openssl
 from tests.support.fakes.fake_engine import FakeEngine, held
 from tests.support.fakes.granted import granted
 from tests.support.kept_server import GREEDY, Seen, kept_server
 from tests.support.servers import ONCE, Serve, serve_checkpoint
+from tests.support.until import until
 from tests.system.test_attach import begun, refusal, rest
 
 ALICE, BOB, CAROL = "a" * 20, "b" * 20, "c" * 20
@@ -132,28 +138,65 @@ async def test_one_tenants_kept_streams_push_out_nobody_elses(tmp_path: Path) ->
             call.cancel()
 
 
-async def test_a_history_that_passes_the_bound_loses_its_beginning_and_says_so(tmp_path: Path) -> None:
-    async with kept_server(0.0005, resume_tenant_bytes=34 * 1024, **files(tmp_path)) as server:
-        async with server.client(token=ALICE) as alice:
+@contextmanager
+def steps_by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """The device takes so many further steps as the test allows, and after the body any number."""
+    allowed, occupy = threading.Semaphore(0), Timeline.occupy
+
+    def occupy_if_allowed(timeline: Timeline) -> None:
+        allowed.acquire()
+        occupy(timeline)
+
+    monkeypatch.setattr(Timeline, "occupy", occupy_if_allowed)
+
+    def allow(count: int) -> None:
+        if count:
+            allowed.release(count)
+
+    try:
+        yield allow
+    finally:
+        allow(100_000)
+
+
+async def test_a_history_that_passes_the_bound_loses_its_beginning_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = files(tmp_path)
+    async with (
+        kept_server(0.0005, resume_tenant_bytes=34 * 1024, **named) as server,
+        server.client(token=ALICE) as alice,
+    ):
+        with steps_by_hand(monkeypatch) as allow:
+            # No further may the device be ahead of the client: much that is unread is not trimmed, but ends its stream.
+            allow(FREE_TOKENS // 2)
             call, seen = await begun(alice, "long", 300, logprobs=True, top_logprobs=30)
-            async with asyncio.timeout(20):
+            allow(len(seen.ids[0]))
+            async with asyncio.timeout(60):
                 while server.sample("slipstream_kept_streams_gone_total", how="trimmed") < 2:
                     response = await call.read()
                     assert response is not grpc.aio.EOF, "the history has to be trimmed before the stream ends"
                     delta = response.delta
                     seen.ids[0] += delta.token_ids
                     seen.texts[0] += delta.text
-            call.cancel()
-            assert await refusal(alice, "long") == ("OUT_OF_RANGE", "POSITION_TOO_OLD")
-            assert len((await rest(alice, "long", seen)).ids[0]) == 300
+                    allow(len(delta.token_ids))
+                call.cancel()
+                assert await refusal(alice, "long") == ("OUT_OF_RANGE", "POSITION_TOO_OLD")
+                async for event in alice.attach("long", seen.received()):
+                    seen.note(event)
+                    allow(len(event.token_ids) if isinstance(event, Chunk) else 0)
+            assert len(seen.ids[0]) == 300
             assert server.sample("slipstream_kept_stream_bytes") <= 34 * 1024
-            calls = [(await begun(alice, f"more-{number}"))[0] for number in range(4)]
+            calls = [asyncio.create_task(begun(alice, f"more-{number}")) for number in range(4)]
+            gone: Any = {"series": "slipstream_kept_streams_gone_total", "how": "evicted"}
+            await until(lambda: server.sample("slipstream_kept_streams") == 4 and server.sample(**gone) == 1)
             failed = await refused(alice, request_id="too-many", resumable=True)
             assert (failed.code.name, failed.reason) == ("RESOURCE_EXHAUSTED", "RESUME_BYTES") and failed.retry_after
             labels = {"tenant": "other", "reason": "RESUME_BYTES"}
             assert server.sample("slipstream_tenant_refusals_total", **labels) == 1, "told by tenant as well"
-            for call in calls:
-                call.cancel()
+            for each in calls:
+                each.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
 
 @needs_openssl

@@ -1,4 +1,7 @@
-"""Whose a request id is: each tenant's own, and within a tenant that of the request which the engine took."""
+"""Whose a request id is: each tenant's own, and within a tenant that of the request which the engine took.
+
+And when a call is refused before it is read.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from core.errors import DuplicateRequest, InvalidRequest
+from core.errors import DuplicateRequest, InvalidRequest, Overloaded
 from core.types.io import EmbedRequest, GenerateRequest
 from service.access.caller import caller_name
 from service.calls.desk import LocalDesk
 from service.calls.open_calls import OpenCalls
 from service.config.server_config import ServerConfig
-from service.limits.admission import Admission
+from service.limits.admission import CONCURRENCY_LIMIT, Admission
 from service.metrics.rpc import RpcMetrics
+from tests.support.until import turns
 
 
 class OneAtATime:
@@ -53,12 +57,16 @@ class OneAtATime:
             self.aborted.append(request_id)
         return request_id in self.live
 
+    def full(self, tenant: str) -> bool:
+        return False
 
-def open_calls(engine: OneAtATime) -> OpenCalls:
+
+def open_calls(engine: OneAtATime, admission: Admission | None = None) -> OpenCalls:
     handle: Any = SimpleNamespace(require=lambda: engine)
     metrics = RpcMetrics(CollectorRegistry())
     config = ServerConfig()
-    return OpenCalls(handle, config, Admission(8, max_wait=1.0), LocalDesk(handle, config, metrics), metrics)
+    admission = admission or Admission(8, max_wait=1.0)
+    return OpenCalls(handle, config, admission, LocalDesk(handle, config, metrics), metrics)
 
 
 async def may_abort(calls: OpenCalls, caller: str | None) -> bool:
@@ -127,3 +135,17 @@ async def test_names_and_ids_that_look_alike_are_not() -> None:
     assert len(engine.live) == 4
     with pytest.raises(InvalidRequest):
         await calls.abort("")
+
+
+async def test_while_the_line_that_all_share_is_full_a_call_is_refused_before_it_is_read() -> None:
+    admission = Admission(1, max_wait=60.0, max_waiters=1)
+    calls = open_calls(OneAtATime(), admission)
+    await admission.enter()
+    calls.refuse_hopeless(None)
+    waiting = asyncio.create_task(admission.enter())
+    await turns(2)
+    with pytest.raises(Overloaded) as refused:
+        calls.refuse_hopeless(None)
+    assert refused.value.reason == CONCURRENCY_LIMIT
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)

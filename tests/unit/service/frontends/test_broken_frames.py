@@ -19,6 +19,7 @@ from service.frontends import wire
 from service.frontends.events import EventBatch
 from service.frontends.host import FRAME_BYTES
 from service.frontends.wire import Kind, pack, pack_json
+from service.limits.work import Work
 from tests.support.engines import started
 from tests.support.fakes.fake_engine import FakeEngine
 from tests.support.kept_server import small_engine
@@ -120,6 +121,19 @@ async def test_a_reply_that_is_none_fails_its_call_alone(body: bytes) -> None:
             with pytest.raises((RequestFailed, RuntimeError)):
                 await asked
         assert await pair.remote.tokenize("a")
+
+
+async def test_what_a_reply_that_is_none_tells_of_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place was taken in the engine's process, and the front end has nothing to give it back with."""
+    async with paired(FakeEngine()) as pair:
+        send = pair.host.link.send
+        monkeypatch.setattr(pair.host.link, "send", lambda _: send(pack(Kind.REPLY, b"{", pair.remote._number)))
+        async with within(PATIENCE, "the call is answered"):
+            with pytest.raises(RequestFailed):
+                await pair.remote.entered("alice", None, Work())
+        monkeypatch.undo()
+        await pair.settle()
+        assert pair.desk.left == ["alice"]
 
 
 @pytest.mark.parametrize("body", [GARBAGE, b"[]", b"{}", b'{"method": "nonesuch"}', b"[" * 100_000])

@@ -1,17 +1,26 @@
-"""What front ends are told before they start: the port that is held for them, and their part of common limits."""
+"""What front ends are told before they start: the port that is held for them, and their part of common limits.
+
+And how soon those that end are started again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from core.errors import StartupError
 from service.config.server_config import ServerConfig
-from service.frontends.group import FrontEndGroup, reserve
+from service.frontends import group as group_room
+from service.frontends.front_end import FrontEnd
+from service.frontends.group import FIRST_BACKOFF, FrontEndGroup, reserve
 from tests.support.fakes.fake_engine import FakeEngine
+from tests.support.until import PATIENCE
+from tests.support.within import within
 
 
 async def test_each_front_end_has_its_part_of_limits_that_hold_for_all(config: Callable[..., ServerConfig]) -> None:
@@ -61,3 +70,35 @@ async def test_a_port_that_is_taken_late_leaves_no_other_open(
     assert group.metrics_port > 0
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", group.metrics_port), timeout=10)
+
+
+@pytest.mark.parametrize(("long_enough", "times"), [(60.0, [1, 2, 4, 8]), (-1.0, [1, 1, 1, 1])], ids=["early", "late"])
+async def test_front_ends_that_die_early_are_started_less_often_and_others_at_once(
+    config: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch, long_enough: float, times: list[int]
+) -> None:
+    monkeypatch.setattr(group_room, "LONG_ENOUGH", long_enough)
+    group, pauses, enough = FrontEndGroup(config(frontends=1), lambda *_: FakeEngine()), list[float](), asyncio.Event()
+
+    async def died() -> int:
+        return 1
+
+    def dying() -> FrontEnd:
+        host: Any = SimpleNamespace(link=SimpleNamespace(heard=0, close=lambda: None))
+        process: Any = SimpleNamespace(wait=died)
+        return FrontEnd(host, process)
+
+    async def spawn_after(backoff: float, place: int) -> None:
+        pauses.append(backoff)
+        group._front_ends[place] = dying()
+        if len(pauses) == len(times):
+            enough.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(group, "_spawn_after", spawn_after)
+    group._front_ends[0] = dying()
+    keeping = asyncio.create_task(group._keep(0))
+    async with within(PATIENCE, "each is replaced"):
+        await enough.wait()
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    assert pauses == [FIRST_BACKOFF * each for each in times]

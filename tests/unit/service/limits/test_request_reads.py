@@ -125,6 +125,20 @@ async def test_alone_it_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> N
             await desk.read(Call())
 
 
+async def test_as_many_as_have_a_turn_have_their_whole_time_and_one_more_shortens_it() -> None:
+    desk, lane = Desk(), Lane(2, FOREVER, 0.0)
+    reads = [desk.read(Call(), lane) for _ in range(2)]
+    await turns(10)
+    assert not any(read.done() for read in reads), "none waits for their turns"
+    late = Call()
+    read = desk.read(late, lane)
+    async with within(5, "they give way to the one that waits"):
+        for ended in await asyncio.gather(*reads, return_exceptions=True):
+            assert isinstance(ended, RequestIncomplete)
+        late.send()
+        await read
+
+
 async def test_more_than_may_wait_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_reads, "MOST_WAITING", 2)
     desk = Desk()

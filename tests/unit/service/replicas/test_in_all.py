@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from core.errors import (
+    AdapterNotFound,
     Asleep,
     InvalidRequest,
     ModelLoadError,
@@ -181,6 +182,16 @@ async def test_one_that_is_silent_before_is_not_asked() -> None:
         assert await rig.replicas.control.pause() == 7
         await until(lambda: len(rig.processes) == 3 and rig.replicas.stats.replicas[0].ready)
         assert [engine.control.activity for engine in engines(rig)] == [Activity.PAUSED] * 2
+
+
+async def test_what_none_can_do_leaves_a_silent_one_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted: list[int] = []
+    async with fakes() as rig:
+        monkeypatch.setattr(rig.replicas, "restart", lambda place, _: restarted.append(place))
+        rig.replicas._replicas[1].silent = True
+        with pytest.raises(AdapterNotFound):
+            await rig.replicas.unload_adapter("nonesuch")
+        assert not restarted, "it is as the others are"
 
 
 async def test_only_one_change_of_weights_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

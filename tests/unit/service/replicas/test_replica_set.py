@@ -67,6 +67,17 @@ async def test_a_prompt_goes_where_its_beginning_was_computed_unless_that_engine
             await stream.aclose()
 
 
+async def test_an_engine_that_starts_again_has_seen_no_prompt() -> None:
+    async with replicas(1) as rig:
+        for turn in range(2):
+            await read(rig.replicas, ask((*SAME, turn), 2))
+        assert rig.replicas.stats.replicas[0].matched == 1
+        rig.lose(0)
+        await until(lambda: len(rig.processes) == 2 and rig.replicas.stats.replicas[0].ready)
+        await read(rig.replicas, ask(SAME, 2))
+        assert rig.replicas.stats.replicas[0].matched == 1, "its cache is empty"
+
+
 async def test_ids_are_unique_among_engines_and_end_by_them() -> None:
     async with replicas() as rig:
         stream = await rig.replicas.generate(ask((5, 6), LONG, request_id="mine"))
@@ -188,7 +199,20 @@ async def test_tokens_and_text_come_from_any() -> None:
 
 
 async def test_a_drain_gives_streams_their_time_and_refuses_more() -> None:
+    passed, told = asyncio.Event(), list[float]()
     async with replicas() as rig:
+        for engine in rig.engines.values():
+            drain = engine.drain
+
+            async def until_passed(seconds: float, drain: Any = drain) -> int:
+                # By no clock: on a busy machine the short ones may take any time.
+                told.append(seconds)
+                giving = asyncio.create_task(drain(9 * PATIENCE))
+                await passed.wait()
+                giving.cancel()
+                return int(await drain(0.0))
+
+            engine.drain = until_passed  # type: ignore[method-assign]
         short = [await rig.replicas.generate(ask((place + 5, 6), 30)) for place in range(4)]
         endless = await rig.replicas.generate(ask((50, 6), LONG))
         draining = asyncio.create_task(rig.replicas.drain(0.5))
@@ -197,7 +221,8 @@ async def test_a_drain_gives_streams_their_time_and_refuses_more() -> None:
             await rig.replicas.generate(ask((5, 6)))
         for stream in short:
             assert len(tokens([event async for event in stream])) == 30
-        assert await asyncio.wait_for(draining, PATIENCE) == 1
+        passed.set()
+        assert await asyncio.wait_for(draining, PATIENCE) == 1 and told == [0.5, 0.5]
         with pytest.raises(Exception, match=r"drain|shut"):
             async for _ in endless:
                 pass
