@@ -107,11 +107,13 @@ def probe_model(model: PreTrainedModel, context_length: int | None) -> ModelProb
     bind_context(model, probe)
     positions = torch.arange(PROBE_TOKENS, device=device)
     probe.cache.begin(positions)
-    noted = [each.register_forward_pre_hook(_note_turns, with_kwargs=True) for each in model.modules()]
-    with attention_implementation(model, IMPLEMENTATION), probe.cache.watching(model), torch.inference_mode():
+    with (
+        attention_implementation(model, IMPLEMENTATION),
+        probe.cache.watching(model),
+        _noting_turns(model),
+        torch.inference_mode(),
+    ):
         PackedCall(model).logits(probe.cache, positions, positions, positions)
-    for hook in noted:
-        hook.remove()
     if not probe.layers and not probe.cache.recurrent_layers:
         raise Unsupported("does not route its attention through transformers' attention interface")
     probe.layers = dict(sorted(probe.layers.items()))
@@ -123,6 +125,16 @@ def turns_of(module: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     that got none.
     """
     return getattr(module, TURNS, None)
+
+
+@contextmanager
+def _noting_turns(model: PreTrainedModel) -> Iterator[None]:
+    hooks = [each.register_forward_pre_hook(_note_turns, with_kwargs=True) for each in model.modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _note_turns(module: torch.nn.Module, _: Any, given: dict[str, Any]) -> None:

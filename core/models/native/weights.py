@@ -98,14 +98,16 @@ def check_alone(model: PreTrainedModel, spec: ModelSpec) -> None:
         raise NotDense("its values are normed")
     if family.first_norm:
         raise NotDense("its embeddings are normed")
-    for layer in _layers(model, family):
+    keys = _keys(model, family, spec)
+    for number, layer in enumerate(_layers(model, family)):
         attention = attention_of(layer, family)
-        if slopes_of(attention) is not None:
-            raise NotDense("its scores depend on distance")
-        if family.by_head and any(kept.num_kv_heads < heads_of(attention, family, kept) for kept in spec.kv_layers):
-            raise NotDense("queries that share a key stand between keys")
         if attention is None or is_latent(attention) or _recurrence_of(layer, family) is not None:
             raise NotDense("its mixers are not all attention over keys and values of their own")
+        if slopes_of(attention) is not None:
+            raise NotDense("its scores depend on distance")
+        kept = keys[number].kept
+        if family.by_head and kept.num_kv_heads < heads_of(attention, family, kept):
+            raise NotDense("queries that share a key stand between keys")
         if (mlp := mlp_of(layer, family)) is None or mixture_of(layer, family) is not None:
             raise NotDense("its layers are mixtures of experts")
         if curve_of(mlp, family) is not None:
@@ -190,8 +192,8 @@ def decoder_layers(model: PreTrainedModel, spec: ModelSpec, reader: Reader = NAT
     """One layer after the other, each made when asked for, so that no more than one is held twice."""
     config, family = model.config.get_text_config(), family_of(model)
     turned = family.neighbours, reader.tables, family.backwards
-    tables = {module: RotaryTables(module, spec.context_length, *turned) for module in set(_rotaries(model, family))}
     rotaries = _rotaries(model, family)
+    tables = {module: RotaryTables(module, spec.context_length, *turned) for module in set(rotaries)}
     types, keys = _types(model, family), _keys(model, family, spec)
     states = {state.layer_id: state for state in spec.state_layers}
     embedding: Any = model.get_input_embeddings()

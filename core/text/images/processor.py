@@ -77,9 +77,8 @@ class ImageProcessor:
 
     def _refuse_grown(self, image: Image, field: str) -> None:
         """Raises InvalidRequest where the processor would first make it larger than MAX_GROWN, to cut a part out."""
-        size = getattr(self._processor, "size", None)
-        shortest = dict(size or {}).get("shortest_edge")
-        if not shortest or dict(size or {}).get("longest_edge") or self._spec.length is None:
+        shortest = dict(getattr(self._processor, "size", None) or {}).get("shortest_edge")
+        if not shortest or self._spec.length is None:
             return
         short, long = sorted(image.size)
         if shortest * shortest * long > MAX_GROWN * short:
