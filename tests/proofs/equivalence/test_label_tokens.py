@@ -66,6 +66,14 @@ async def test_a_known_prefix_is_counted(checkpoint_of: Callable[[str], Path]) -
     assert counted == [0, 96]
 
 
+async def test_what_is_judged_drafts_for_no_text(checkpoint_of: Callable[[str], Path]) -> None:
+    """It asks for one token, and nothing that is written reads on from it."""
+    async with engine(checkpoint_of("llama"), model_fields={"label_tokens": "y,n"}) as made:
+        request = EmbedRequest(((5,), (6, 7)), pooling=Pooling.LABELS)
+        reqs = await made._embeddings.sequences(request, "one", 0.0)
+    assert [req.speculates for req in reqs] == [False, False]
+
+
 def test_a_token_without_a_logit_is_no_label(checkpoint_of: Callable[[str], Path]) -> None:
     """A tokenizer may know more tokens than the model has."""
     tokenizer, config = Tokenizer.load(checkpoint_of("llama")), ModelConfig("somewhere", label_tokens="y,n")

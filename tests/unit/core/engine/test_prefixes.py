@@ -81,6 +81,15 @@ async def test_a_watch_that_is_not_read_is_over_and_the_others_go_on() -> None:
             await watch.changes()
 
 
+async def test_a_watch_that_is_read_goes_on_without_end() -> None:
+    closed: list[CachedPrefixWatch] = []
+    watch = CachedPrefixWatch(2, [], closed.append, max_unread=10)
+    for turn in range(5):
+        watch.add(stored(0, [1, 2, 3, 4]))
+        assert not closed, turn
+        await watch.changes()
+
+
 async def test_a_flush_leaves_what_a_request_holds(bundled_tokenizer: Tokenizer) -> None:
     async with started(emulated_engine(bundled_tokenizer, step_seconds=0.002)) as engine:
         await run(engine, range(200, 264))

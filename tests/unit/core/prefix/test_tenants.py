@@ -84,6 +84,20 @@ def test_a_tenant_that_left_keeps_nothing_from_one_that_is_alone() -> None:
     assert all(shelf.has("bob", ids) == 10 for ids in last)
 
 
+def test_of_two_that_left_the_one_unused_longest_gives_up_first() -> None:
+    shelf = Shelf()
+    hers, his = shelf.put("alice", 30), shelf.put("bob", 30)
+    shelf.put("carol", PAGES - 60)
+    shelf.put("carol", 5)
+    shelf.cache.match(hers, len(hers), "alice\0")
+    # The last one goes past the bound of both at once: before it, neither counts as gone.
+    for _ in range(PAGES // 10):
+        shelf.put("carol", 10)
+    assert (shelf.has("alice", hers), shelf.has("bob", his)) == (30, 30)
+    shelf.put("carol", 1)
+    assert (shelf.has("alice", hers), shelf.has("bob", his)) == (30, 29)
+
+
 def test_one_tenants_oldest_go_first() -> None:
     shelf = Shelf()
     prompts = [shelf.put("bob", 10) for _ in range(12)]

@@ -157,6 +157,20 @@ def test_a_request_that_comes_back_by_itself_fetches_nothing_beside() -> None:
     assert len(rejoining.take_backs()) == 1
 
 
+def test_what_a_request_finds_of_its_own_as_it_comes_back_is_condemned_with_it() -> None:
+    """It computed that before it gave way, and what it was told to go on from is no better."""
+    world, prompt = World(), ids(2 * CHUNK + 1)
+    life = life_of(world, Rejoining(world.tier, world.outgoing))
+    req = decoding(life, world, prompt, outputs=2)
+    world.memory.offer(req.row, prompt)
+    life.retract(req)
+    world.land()
+    assert life.admit(req, 0, 0.0) and world.memory.shared(req.row) == 2 * CHUNK
+    life.condemn(Ending(req, error=RequestFailed("no number")))
+    assert world.memory.cache.cached_pages == 0
+    world.check()
+
+
 def test_a_tenant_that_is_flushed_leaves_the_copies_of_others() -> None:
     world = World()
     for salt in ("a\0", "b\0"):

@@ -185,6 +185,13 @@ def test_steps_that_found_no_draft_do_not_say_what_verifying_takes() -> None:
     assert depth.aim(4).least == pytest.approx(2.0)
 
 
+def test_one_step_does_not_say_what_verifying_takes() -> None:
+    depth = AdaptiveDepth(MOST, CHEAP)
+    for seconds, got in (*[(1.0, None)] * 20, (1.5, 3)):
+        depth.observe(result(4, seconds, got))
+    assert depth.aim(4).least == 0.0
+
+
 def test_verifying_that_was_dear_once_is_tried_again() -> None:
     """A drafter that is told so much of a cost proposes nothing, and no step shows that it is over."""
     depth = AdaptiveDepth(MOST, CHEAP)

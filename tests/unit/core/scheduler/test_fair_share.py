@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from core.scheduler.fair_share import FairShare
@@ -230,6 +231,23 @@ def test_a_tenant_that_would_hold_more_takes_nothing() -> None:
     finish(world)
 
 
+def test_a_prefix_that_a_row_shares_with_one_that_stays_counts_still() -> None:
+    """The newcomer would hold a larger part of the pages than of the rows, and a smaller one than the prefix is."""
+    world = Harness(rows=3, pages=100, page_size=4, max_len=300, chunked_prefill_size=256)
+    prefix = [place % 60 for place in range(200)]
+    world.add(prefix, 1, tenant="a")
+    world.drain()
+    many = [world.add([*prefix, place], 60, tenant="a") for place in range(2)]
+    world.add([9, 8], 60, tenant="c")
+    for _ in range(4):
+        world.step()
+    big = world.add([place % 50 for place in range(160)], 3, tenant="b")
+    for _ in range(SOON):
+        world.step()
+    assert big.row and [req.retractions for req in many] == [0, 1]
+    finish(world)
+
+
 def test_pages_run_out_the_tenant_that_holds_most_gives_way() -> None:
     """Though its requests came first: under one line for all the last to come would."""
     world = Harness(rows=8, pages=30, page_size=4, cache="none")
@@ -273,9 +291,37 @@ def test_accounts_close_with_the_last_request_wherever_it_ends() -> None:
     assert shares.capacity <= 4, "columns are used again"
 
 
+def entered(shares: FairShare, tenant: str, row: int = 0, weight: float = 1.0) -> Req:
+    """A request of `tenant`, in `row` if that is not 0."""
+    req = Req("r", 0, None, None, 0, 1, tenant=tenant, weight=weight)  # type: ignore[arg-type]
+    shares.entered(req)
+    if row:
+        req.row = row
+        shares.seated(req)
+    return req
+
+
 def test_shares_of_a_step_add_up_to_its_budget() -> None:
     shares = FairShare(512, 9)
     for tenant, weight in (("a", 1.0), ("b", 3.0)):
-        shares.entered(Req("r", 0, None, None, 0, 1, tenant=tenant, weight=weight))  # type: ignore[arg-type]
+        entered(shares, tenant, weight=weight)
     assert shares.begin(list(shares)) == [128, 384]
     assert shares.begin(list(shares)[:1]) == [512]
+
+
+def test_outputs_of_a_step_count_half_of_a_share_at_most() -> None:
+    """Of a budget of 64 that two share."""
+    shares, rows = FairShare(64, 64), range(1, 60)
+    reqs = [entered(shares, "a", row) for row in rows]
+    entered(shares, "b")
+    shares.generated(np.array(rows))
+    assert shares.tenant(reqs[0]).served == 16
+
+
+def test_what_was_refused_and_has_left_claims_nothing() -> None:
+    shares = FairShare(64, 9)
+    tenant = shares.tenant(entered(shares, "a", 1))
+    refused = entered(shares, "a")
+    tenant.refused = True
+    shares.left(refused)
+    assert not tenant.refused and not tenant.waits

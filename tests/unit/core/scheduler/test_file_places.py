@@ -102,6 +102,17 @@ def test_what_memory_has_is_not_read() -> None:
     assert files.found() is None
 
 
+def test_chunks_that_the_device_has_are_not_read() -> None:
+    """Of rows that hold keys only; memory has the first chunk, and files two behind it."""
+    files = Files()
+    files.world.prefixes.extend(PROMPT[:CHUNK], "")
+    files.store(range(1, 3), range(0))
+    disk = files.disk()
+    assert disk.begin(PROMPT, "", len(PROMPT), 3 * CHUNK) is None
+    fetch = disk.begin(PROMPT, "", len(PROMPT), 3 * CHUNK - 1)
+    assert fetch is not None and (fetch.start, fetch.chunks) == (CHUNK, 2)
+
+
 def test_names_of_a_namespace_that_is_gone_are_none() -> None:
     names = FileNames(LASTING, CHUNK)
     assert names.chunks(PROMPT, "gone") == [] and names.ending(PROMPT, "gone") is None

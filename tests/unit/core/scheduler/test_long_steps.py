@@ -140,3 +140,22 @@ def test_a_tenant_with_many_that_wait_is_no_light_one() -> None:
     rows = {req.row for req in flood}
     assert all(rows & set(batch.rows.tolist()) for batch in world.executor.batches[before:])
     world.drain()
+
+
+def test_a_long_prompt_makes_no_light_work_of_all_others() -> None:
+    """A step computes a part of it only: the rows that decode beside it are as much work as that."""
+    world = Harness(rows=40, pages=400, max_len=1024, long_seconds=0.5, chunked_prefill_size=64)
+    many = [world.add([n, 2, 3], 60, tenant="a") for n in range(16)]
+    for _ in range(12):
+        world.step()
+    long = world.add([n % 60 for n in range(900)], 1, tenant="b")
+    while not long.row:
+        world.step()
+    before = len(world.executor.batches)
+    for turn in range(6):
+        many.append(world.add([turn, 5, 6], 2, tenant="a"))
+        world.step()
+    assert all(long.row in batch.rows for batch in world.executor.batches[before:])
+    world.drain()
+    for req in (*many, long):
+        world.expect(req)

@@ -171,6 +171,15 @@ def test_a_text_that_lost_its_block_begins_another() -> None:
     assert followed(index, text_of(index, [9, 10], scope=2), 3) == []
 
 
+def test_what_a_text_lost_does_not_go_on_with_it() -> None:
+    """Of four blocks the first was taken again while a text waited: what is there now ends with it."""
+    index = SuffixIndex(4 * BLOCK * (4 + 16 * len(suffix_index.ORDERS)))
+    waiting, end = text_of(index, [1, 2, 3]), 100 + 4 * BLOCK
+    text_of(index, list(range(100, end)))
+    index.append(waiting, 4)
+    assert followed(index, text_of(index, [end - 4, end - 3]), 5) == [end - 2, end - 1]
+
+
 def test_hashes_of_short_texts_are_no_hashes_of_longer_ones() -> None:
     assert len(suffix_index._hashes(1, (1,))) == 0
     assert len(suffix_index._hashes(1, (1, 2))) == 1
