@@ -31,6 +31,7 @@ def written(directory: Path, like: Path, **changes: Any) -> Path:
         ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000, that of the served one 2"),
         ({"hidden_act": "relu"}, "hidden_act 'relu', that of the served one 'silu'"),
         ({"rms_norm_eps": 0.5}, "rms_norm_eps 0.5"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "dtype": "bfloat16"}}, None),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
             "rope_parameters.rope_theta 5.0, that of the",
