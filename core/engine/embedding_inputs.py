@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from core.engine.encodings import Encoding, Outcome, attempted
 from core.engine.input_processor import InputProcessor
 from core.engine.labelling import Labelling, next_tokens
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
 from core.types.arrays import Ints
-from core.types.io import EmbedRequest, GenerateRequest, Input, Pooling, TextPair
+from core.types.io import EmbedRequest, Input, Pooling, TextPair
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
@@ -65,15 +66,7 @@ class EmbeddingInputs:
 
         `now`: `time.monotonic` seconds.
         """
-        prompts: list[Ints] = []
-        violations: list[FieldViolation] = []
-        for index, given in enumerate(request.inputs):
-            try:
-                prompts.append(await self._ids(given, request))
-            except InvalidRequest as refused:
-                violations += [FieldViolation(f"inputs[{index}].{v.field}", v.description) for v in refused.violations]
-        if violations:
-            raise InvalidRequest(violations)
+        prompts = await self._prompts(request)
         adapters = self._inputs.adapters
         slot = adapters.slot(request.adapter)
         own = adapters.salt(slot, request.cache_salt)
@@ -105,40 +98,58 @@ class EmbeddingInputs:
         greedy = SamplingParams(temperature=0.0)
         return {"params": greedy, "max_new_tokens": 0, "pooling": request.pooling, "whole": self._whole}
 
-    async def _ids(self, given: Input, request: EmbedRequest) -> Ints:
-        """Ids of one input, int64[n] with n >= 1. Raises InvalidRequest naming `text`, `token_ids.ids` or `pair`."""
+    async def _prompts(self, request: EmbedRequest) -> list[Ints]:
+        """Ids of every input, int64[n] with n >= 1. Raises InvalidRequest naming every one that cannot be served."""
+        found: list[Encoding | Outcome] = [attempted(self._begun, given, request) for given in request.inputs]
+        places = [place for place, each in enumerate(found) if isinstance(each, Encoding)]
+        encodings = [each for each in found if isinstance(each, Encoding)]
+        done = await self._inputs.encodings.done(encodings, request.tenant)
+        for place, outcome in zip(places, done, strict=True):
+            found[place] = outcome
+        prompts: list[Outcome] = [
+            attempted(self._held, given, each, request) for given, each in zip(request.inputs, found, strict=True)
+        ]
+        violations = [
+            FieldViolation(f"inputs[{place}].{_field_of(given, violation)}", violation.description)
+            for place, (given, each) in enumerate(zip(request.inputs, prompts, strict=True))
+            if isinstance(each, InvalidRequest)
+            for violation in each.violations
+        ]
+        if violations:
+            raise InvalidRequest(violations)
+        return [each for each in prompts if not isinstance(each, InvalidRequest)]
+
+    def _begun(self, given: Input, request: EmbedRequest) -> Encoding | Ints:
+        """What makes the ids of a text, and those of ids. Raises InvalidRequest."""
         if isinstance(given, TextPair):
-            field, prompt = "pair", await self._pair_ids(given, request)
-        else:
-            field = "text" if isinstance(given, str) else "token_ids.ids"
-            prompt = await self._text_ids(given, request)
-        if request.pooling is Pooling.LABELS:
-            prompt = self._without_padding(prompt)
-        if not self._memory.fits_alone(len(prompt)):
-            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold")
-        return prompt
-
-    async def _text_ids(self, given: str | tuple[int, ...], request: EmbedRequest) -> Ints:
-        caller = request.tenant
+            return self._pair(given, request)
         if isinstance(given, str):
-            if request.truncate:
-                return await self._inputs.cut_ids(given, caller=caller)
-            return await self._inputs.prompt_ids(GenerateRequest(text=given, tenant=caller))
-        listed = given[: self._inputs.max_input] if request.truncate else given
-        return await self._inputs.prompt_ids(GenerateRequest(token_ids=listed, tenant=caller))
+            texts = self._inputs.encodings
+            return texts.cut(given) if request.truncate else texts.whole(given)
+        bounds = self._inputs.bounds
+        ids = np.asarray(given[: bounds.max_input] if request.truncate else given, np.int64)
+        bounds.refuse_foreign_ids("token_ids.ids", ids)
+        bounds.refuse_unservable("token_ids.ids", ids)
+        return ids
 
-    async def _pair_ids(self, pair: TextPair, request: EmbedRequest) -> Ints:
+    def _pair(self, pair: TextPair, request: EmbedRequest) -> Encoding:
         assert self.labelling is not None, "refuse_unservable() comes first"
-        caller = request.tenant
-        try:
-            if not self.labelling.template:
-                return await self._inputs.pair_ids(pair, self._token_types, caller, cut=request.truncate)
-            text, part = self.labelling.filled(pair)
-            if request.truncate:
-                return await self._inputs.cut_ids(text, part, caller)
-            return await self._inputs.prompt_ids(GenerateRequest(text=text, tenant=caller))
-        except InvalidRequest as refused:
-            raise InvalidRequest([FieldViolation("pair", v.description) for v in refused.violations]) from None
+        texts = self._inputs.encodings
+        if not self.labelling.template:
+            return texts.pair(pair, self._token_types, cut=request.truncate)
+        text, part = self.labelling.filled(pair)
+        return texts.cut(text, part) if request.truncate else texts.whole(text)
+
+    def _held(self, given: Input, found: Outcome, request: EmbedRequest) -> Ints:
+        """The ids of an input as they are computed. Raises InvalidRequest, also the one that `found` is."""
+        field = "text" if isinstance(given, str) else "token_ids.ids"
+        if isinstance(found, InvalidRequest):
+            raise found
+        if request.pooling is Pooling.LABELS:
+            found = self._without_padding(found)
+        if not self._memory.fits_alone(len(found)):
+            raise InvalidRequest.of(field, f"has {len(found)} tokens, more than the server can hold")
+        return found
 
     def _without_padding(self, prompt: Ints) -> Ints:
         pad = None if self.labelling is None else self.labelling.pad_token_id
@@ -146,3 +157,8 @@ class EmbeddingInputs:
             return prompt
         others = np.flatnonzero(prompt != pad)
         return prompt[: int(others[-1]) + 1] if len(others) else prompt[:1]
+
+
+def _field_of(given: Input, violation: FieldViolation) -> str:
+    """Where the client sent what is wrong with `given`: a pair that a template fills is read as one text."""
+    return "pair" if isinstance(given, TextPair) else violation.field

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from core.engine.adapters.table import AdapterTable
 from core.engine.answering import Answering
 from core.engine.audio_inputs import AudioInputs
 from core.engine.encoder_input import EncoderInput
+from core.engine.encodings import LONG_CHARS, Encodings
 from core.engine.image_inputs import ImageInputs
+from core.engine.prompt_bounds import PromptBounds
 from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
 from core.memory.request_memory import RequestMemory
@@ -26,16 +28,13 @@ from core.types.chat import ChatMessage, ToolMode
 from core.types.constraint import conflicts
 from core.types.grammar import Grammar
 from core.types.image import ReadImage
-from core.types.io import GenerateRequest, TextPair
+from core.types.io import GenerateRequest
 from core.types.media import NO_MEDIA, PromptMedia
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
 
-LONG_CHARS, LONG_IDS = 32_768, 16_384
-"""Longer texts, and more ids, keep a thread busy for 10 ms and more. They never take all threads at once."""
-
-CHARS_PER_TOKEN = 64
-"""No tokenizer packs more characters into one token on average. Longer prompts are refused before tokenising."""
+LONG_IDS: Final = 16_384
+"""More ids keep a thread busy for 10 ms and more. They never take all threads at once."""
 
 
 def _prompt_field(request: GenerateRequest) -> str:
@@ -79,29 +78,25 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.failures = TextFailures()
         self._memory = memory
-        self._vocab_size = vocab_size
         self._context_length = context_length
         self.adapters = AdapterTable() if adapters is None else adapters
         self._encoder = encoder
-        self._max_input = max_input or (context_length - 1 if encoder is None else encoder.max_tokens)
+        longest = max_input or (context_length - 1 if encoder is None else encoder.max_tokens)
+        self.bounds = PromptBounds(vocab_size, longest)
         self._random = random.Random(seed)
         self.images = ImageInputs() if images is None else images
         self.audio = AudioInputs() if audio is None else audio
         self._workers = Workers(2, "slipstream-text")
+        self.encodings = Encodings(tokenizer, self.bounds, self._workers, self.failures)
         self.answering = Answering(answers, tokenizer, self._workers, self.failures)
         # Chats have threads of their own: a template that takes long must not hold up texts.
         self._chats = Workers(PROCESSES, "slipstream-chat")
 
     def refuse_out_of_range(self, params: SamplingParams) -> None:
         """Raises InvalidRequest naming every field of `sampling_params` that no prompt could make servable."""
-        violations = params.violations(self._vocab_size)
+        violations = params.violations(self.bounds.vocab_size)
         if violations:
             raise InvalidRequest(violations)
-
-    @property
-    def max_input(self) -> int:
-        """Tokens of the longest prompt."""
-        return self._max_input
 
     async def prompt(self, request: GenerateRequest) -> tuple[Ints, PromptMedia]:
         """What `prompt_ids` returns, and what comes with it. Of a sound the ids are those of the decoder.
@@ -111,7 +106,7 @@ class InputProcessor:
         self.audio.refuse_others(request, _prompt_field(request))
         if request.audio is not None:
             prompt, features = await self.audio.heard(request.audio, request.tenant)
-            if not self._memory.fits_alone(len(prompt), self._max_input):
+            if not self._memory.fits_alone(len(prompt), self.bounds.max_input):
                 raise InvalidRequest.of("audio", "takes more memory than the server has for the encoder")
             return prompt, PromptMedia(features=features)
         images = await self.images.read(request)
@@ -130,53 +125,17 @@ class InputProcessor:
             ids = request.token_ids
         elif request.chat is not None:
             said = sum(turn.chars for turn in request.chat) + sum(map(len, request.chat_tools))
-            self._refuse_long(said + len(request.chat_arguments), field)
+            self.bounds.refuse_long(said + len(request.chat_arguments), field)
             ids = await self._chat_ids(request, request.chat, images)
         else:
             ids = await self.tokenize(self.images.expanded(request.text or "", images, "images"), caller=request.tenant)
         prompt = np.asarray(ids, np.int64)
         if request.token_ids is not None:
-            self._refuse_foreign_ids(field, prompt)
-        self._refuse_unservable(field, prompt)
+            self.bounds.refuse_foreign_ids(field, prompt)
+        self.bounds.refuse_unservable(field, prompt)
         if self._encoder is not None and not self._memory.fits_alone(1, len(prompt)):
             raise InvalidRequest.of(field, f"has {len(prompt)} tokens, more than the server can hold for the encoder")
         return prompt
-
-    async def cut_ids(self, text: str, part: tuple[int, int] | None = None, caller: str = "") -> Ints:
-        """As `prompt_ids` of a text, but without what is too long at the end of it, or of characters `part`."""
-        if part is None:
-            text = text[: self._most_chars]
-        else:
-            start, end = part[0], min(part[1], part[0] + self._most_chars)
-            self._refuse_long(len(text) - (part[1] - part[0]), "text")
-            text, part = text[:end] + text[part[1] :], (start, end)
-        encode, long = self.tokenizer.encode_within, len(text) > LONG_CHARS
-        with self.failures.told():
-            ids = await self._workers.run(encode, text, self._max_input, part, caller=caller, long=long)
-        prompt = np.asarray(ids, np.int64)
-        self._refuse_unservable("text", prompt)
-        return prompt
-
-    async def pair_ids(self, pair: TextPair, types: int, caller: str = "", *, cut: bool = False) -> Ints:
-        """Ids of the two texts as the tokenizer joins them, int64[n] with n >= 1, made off the loop.
-
-        `types`: of tokens that the model tells apart. Those of type t are told as id + t * vocabulary. `cut`: the
-        second text loses what is too long. Raises as `prompt_ids`, naming `pair`.
-        """
-        if cut:
-            self._refuse_long(len(pair.first), "pair")
-            pair = TextPair(pair.first, pair.second[: self._most_chars])
-        chars = len(pair.first) + len(pair.second)
-        if not cut:
-            self._refuse_long(chars, "pair")
-        encode, limit = self.tokenizer.encode_pair, self._max_input if cut else None
-        with self.failures.told():
-            ids, kinds = await self._workers.run(
-                encode, pair.first, pair.second, limit, caller=caller, long=chars > LONG_CHARS
-            )
-        prompt = np.asarray(ids, np.int64)
-        self._refuse_unservable("pair", prompt)
-        return prompt if types == 1 else prompt + np.minimum(kinds, types - 1) * self._vocab_size
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, caller: str = "") -> list[int]:
         """Ids of `text`, made off the loop.
@@ -184,7 +143,7 @@ class InputProcessor:
         Raises InvalidRequest when it is longer than any context could hold or cannot be encoded, and TextFailed when
         the tokenizer fails.
         """
-        self._refuse_long(len(text), "text")
+        self.bounds.refuse_long(len(text), "text")
         return await self._encode(text, add_special_tokens, caller)
 
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool, caller: str = "") -> str:
@@ -192,7 +151,7 @@ class InputProcessor:
 
         Raises InvalidRequest for ids outside the vocabulary, and TextFailed when the tokenizer fails.
         """
-        self._refuse_foreign_ids("token_ids", np.asarray(ids, np.int64))
+        self.bounds.refuse_foreign_ids("token_ids", np.asarray(ids, np.int64))
         long = len(ids) > LONG_IDS
         with self.failures.told():
             return await self._workers.run(
@@ -227,7 +186,7 @@ class InputProcessor:
         """
         params = request.sampling
         sides = {"prompt": prompt} if self._encoder is None else self._encoder.sides(prompt, media.features)
-        violations = params.violations(self._vocab_size)
+        violations = params.violations(self.bounds.vocab_size)
         if params.prompt_logprobs is not None and self._encoder is not None:
             told = "the prompt of an encoder-decoder is read by its encoder, which predicts nothing"
             violations.append(FieldViolation("sampling_params.prompt_logprobs", told))
@@ -270,29 +229,6 @@ class InputProcessor:
         if self.tokenizer.chats is not None:
             self.tokenizer.chats.close()
 
-    def _refuse_foreign_ids(self, field: str, ids: Ints) -> None:
-        bad = self._foreign(ids)
-        if len(bad):
-            raise InvalidRequest.of(f"{field}[{bad[0]}]", f"must be between 0 and {self._vocab_size - 1}")
-
-    def _refuse_foreign_tokenisation(self, field: str, ids: Ints) -> None:
-        """Raises InvalidRequest for an id without a logit: a tokenizer may know more tokens than the model has."""
-        bad = self._foreign(ids)
-        if bad.size:
-            text = f"its tokenisation has token {ids[bad[0]]}, for which the model has no logits"
-            raise InvalidRequest.of(field, f"{text}: they are for tokens 0 to {self._vocab_size - 1}")
-
-    def _refuse_unservable(self, field: str, prompt: Ints) -> None:
-        if len(prompt) == 0:
-            raise InvalidRequest.of(field, "must not be empty")
-        self._refuse_foreign_tokenisation(field, prompt)
-        if len(prompt) > self._max_input:
-            raise InvalidRequest.of(field, f"has {len(prompt)} tokens, but the model takes at most {self._max_input}")
-
-    def _foreign(self, ids: Ints) -> Ints:
-        """int64[m]: the places in `ids` of ids that have no logit."""
-        return np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
-
     def _max_new_tokens(self, request: GenerateRequest, prompt_len: int, violations: list[FieldViolation]) -> int:
         """The output's limit in tokens. One that the client asks for must fit, else it is added to `violations`.
 
@@ -316,10 +252,6 @@ class InputProcessor:
             violations.append(FieldViolation("sampling_params.max_tokens", "more than the server can hold"))
         return asked
 
-    @property
-    def _most_chars(self) -> int:
-        return (self._max_input + 1) * CHARS_PER_TOKEN
-
     async def _chat_ids(
         self, request: GenerateRequest, chat: Sequence[ChatMessage], images: Sequence[ReadImage]
     ) -> list[int]:
@@ -329,17 +261,13 @@ class InputProcessor:
             rendered, mark = await self._chats.run(render, *given, caller=caller)
         rendered = self.images.expanded(rendered, images, "chat.messages")
         # A mark may double what was written.
-        self._refuse_long(len(rendered) - rendered.count(mark) if mark else len(rendered), "chat.messages")
+        self.bounds.refuse_long(len(rendered) - rendered.count(mark) if mark else len(rendered), "chat.messages")
         with self.failures.told():
             encode, long = self.tokenizer.encode_rendered, len(rendered) > LONG_CHARS
             return await self._workers.run(encode, rendered, mark, caller=caller, long=long)
 
     def _as_they_are(self, *given: Any) -> tuple[str, str]:
         return self.tokenizer.render_chat(*given), ""
-
-    def _refuse_long(self, chars: int, field: str) -> None:
-        if chars > self._most_chars:
-            raise InvalidRequest.of(field, f"must have at most {self._most_chars} characters")
 
     async def _encode(self, text: str, add_special_tokens: bool, caller: str) -> list[int]:
         long = len(text) > LONG_CHARS

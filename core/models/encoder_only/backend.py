@@ -131,7 +131,7 @@ def load_encoder_only(
         raise ModelLoadError(f"model type {kind!r} is not supported: {one_line(error)}") from error
     own(whole, checkpoint.path)
     progress("self-check", 1.0)
-    with_products(loaded, config, progress)
+    with_products(loaded, config, progress, joins=True)
     return loaded
 
 

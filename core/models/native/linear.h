@@ -17,6 +17,11 @@
 
 namespace slipstream {
 
+// Outputs stay what the product makes.
+struct AsMade {
+  void operator()(int64_t, int64_t, float*, int64_t) const {}
+};
+
 template <typename T>
 class Linear {
  public:
@@ -70,11 +75,15 @@ class Linear {
     });
   }
 
-  // Writes all outputs of x[rows][depth] to out[rows][stride].
-  void write(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, T* out, int64_t stride) const {
+  // Writes all outputs of x[rows][depth] to out[rows][stride], each row of a panel once `after` is through with it, which is
+  // called as a sink of `apply` while it is in a cache; there is room for whole vectors.
+  template <typename After = AsMade>
+  void write(Team& team, std::vector<Scratch>& scratch, const T* x, int64_t rows, T* out, int64_t stride,
+             const After& after = {}) const {
     if constexpr (std::is_same_v<T, float>)
-      if (goes_straight(block_of(rows, team.size()))) return write_straight(team, scratch, x, rows, out, stride);
+      if (goes_straight(block_of(rows, team.size()))) return write_straight(team, scratch, x, rows, out, stride, after);
     apply(team, scratch, x, rows, [&](int64_t row, int64_t first, float* found, int64_t count) {
+      after(row, first, found, count);
       for (int64_t i = 0; i < count; ++i) narrow(found[i], out[row * stride + first + i]);
     });
   }
@@ -118,14 +127,17 @@ class Linear {
   }
 
   // As `write`, of whole panels of float32: sums are made where they belong, without a way through `scratch`.
+  template <typename After>
   void write_straight(Team& team, const std::vector<Scratch>& scratch, const float* x, int64_t rows, float* out,
-                      int64_t stride) const {
+                      int64_t stride, const After& after) const {
     const float* bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
     in_chunks(team, rows, [&](const Chunk& chunk, int64_t worker) {
       const Outputs mine = Outputs(out, stride, bias).at(chunk.from, chunk.panel * kPanel);
       const float* weights = static_cast<const float*>(weights_of(chunk.panel));
       multiply<true>(x + chunk.from * depth_, depth_, chunk.rows, weights, depth_, mine, false,
                      scratch[worker].invariant(), chunk.next);
+      for (int64_t row = 0; row < chunk.rows; ++row)
+        after(chunk.from + row, chunk.panel * kPanel, mine.to + row * stride, kPanel);
     });
   }
 

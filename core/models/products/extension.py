@@ -9,14 +9,19 @@ from core.native.library import Library, main
 
 HERE = Path(__file__)
 HEADERS = (
-    "activations.h ahead.h attention.h bytes.h code_panels.h grouped.h kernels.h linear.h nibbles.h number_panels.h "
-    "pages.h panels.h parts.h scratch.h sharing.h stored.h team.h vectors.h"
+    "activations.h ahead.h attention.h bytes.h code_panels.h grouped.h kernels.h linear.h nibbles.h norms.h "
+    "number_panels.h pages.h panels.h parts.h scratch.h sharing.h stored.h team.h vectors.h"
 ).split()
 NATIVE = HERE.resolve().parents[1] / "native"
 PRODUCTS = Library(
     name="slipstream_products",
     at="core.models.products.extension:PRODUCTS",
-    sources=(HERE.with_name("products.cpp"), HERE.with_name("texts.h"), *(NATIVE / name for name in HEADERS)),
+    sources=(
+        HERE.with_name("products.cpp"),
+        HERE.with_name("epilogue.h"),
+        HERE.with_name("texts.h"),
+        *(NATIVE / name for name in HEADERS),
+    ),
     uses_torch=True,
 )
 

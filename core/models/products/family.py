@@ -25,6 +25,7 @@ from core.models.hf.products import Attend, Products
 from core.models.hf.self_check import CheckResult
 from core.models.mapped import own
 from core.models.products.extension import is_built, load_extension
+from core.models.products.joined import joined_in
 from core.models.products.packing import DTYPES, Forward, matrices_of, put_in_place
 from core.models.products.reads import alone_with_weights
 from core.native.kept_library import ExtensionUnavailable
@@ -56,8 +57,11 @@ def load_packed(
     return model
 
 
-def with_products(model: Proved, config: ModelConfig, progress: Progress) -> None:
-    """Give `model` compiled products: now if they are compiled already or waited for, else beside serving."""
+def with_products(model: Proved, config: ModelConfig, progress: Progress, *, joins: bool = False) -> None:
+    """Give `model` compiled products: now if they are compiled already or waited for, else beside serving.
+
+    `joins`: also what stands right behind a matrix, in modules of their own, so that nothing may hook the matrix alone.
+    """
     if (
         config.native == "off"
         or config.is_shared
@@ -66,7 +70,7 @@ def with_products(model: Proved, config: ModelConfig, progress: Progress) -> Non
     ):
         return
     try:
-        products = PackedProducts(model, torch.get_num_threads())
+        products = PackedProducts(model, torch.get_num_threads(), joins)
     except Exception as error:  # a module tree that cannot be copied
         logger.info("products stay torch's: %s", error)
         return
@@ -106,8 +110,8 @@ class Proved(Protocol):
 class PackedProducts:
     """Those of one model. `prepare` runs on any thread, everything else on the forward thread."""
 
-    def __init__(self, model: Proved, threads: int) -> None:
-        self._model = model
+    def __init__(self, model: Proved, threads: int, joins: bool) -> None:
+        self._model, self._joins = model, joins
         self._twin: Proved | None = model.twin()
         self._threads = threads
         self._torch_threads = threads
@@ -172,6 +176,11 @@ class PackedProducts:
         self._mostly = _share_of(twin.module, [owners[name][1] for name in forwards]) >= MOST
         self._names = {name: found[name].names for name in forwards}
         put_in_place(twin.module, forwards, self._names)
+        if self._joins:
+            joined = joined_in(twin.module, forwards, extension)
+            forwards |= joined
+            self._names |= dict.fromkeys(joined, ())
+            put_in_place(twin.module, joined, self._names)
         self._attend = partial(extension.attend, self._crew)
         twin.attend_by(self._attend)
         result = twin.check()

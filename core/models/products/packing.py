@@ -119,7 +119,15 @@ class DenseExperts:
         return extension.Experts(crew, getattr(module, name).detach(), bias, module.is_transposed)
 
 
-class ExpertsForward:
+class ForwardOf:
+    """`forward` of a module that has other parts of the module compute."""
+
+    def on(self, module: Any) -> ForwardOf:
+        """The same for a copy of the module, whose parts are then its own."""
+        raise NotImplementedError
+
+
+class ExpertsForward(ForwardOf):
     """`forward` of a module of experts, after `batched_mm_experts_forward` of transformers (5.24).
 
     Between the two products the module's own gate or activation computes, with whatever limits a family has.
@@ -142,7 +150,7 @@ class ExpertsForward:
         return weighted.view(tokens, each, -1).sum(dim=1).to(hidden_states.dtype)
 
     def on(self, module: Any) -> ExpertsForward:
-        """The same for a copy of the module, whose gate is then its own."""
+        """See `ForwardOf`: the gate."""
         return ExpertsForward(module, self._into, self._out)
 
 
@@ -160,7 +168,7 @@ def matrices_of(model: nn.Module) -> dict[str, Matrices]:
             found[name] = UnscaledLinear(module)
         elif _are_experts(module):
             found[name] = DenseExperts(module)
-        elif (kind := _activation_of(module)) is not None:
+        elif (kind := activation_of(module)) is not None:
             found[name] = ElementwiseActivation(module, kind)
     return found
 
@@ -170,7 +178,8 @@ def _is_unscaled(module: Any) -> bool:
     return named and getattr(module, "quant_mode", None) is False and _is_plain(module.weight, 2)
 
 
-def _activation_of(module: Any) -> str | None:
+def activation_of(module: Any) -> str | None:
+    """What `module` computes of each element, as `activations.h` calls it; None for all else."""
     if getattr(module, "inplace", False) or getattr(module, "approximate", "none") != "none":
         return None
     return ACTIVATIONS.get(type(module).__name__)
@@ -199,7 +208,7 @@ def put_in_place(model: nn.Module, forwards: Mapping[str, Forward], names: Mappi
         module = modules[name]
         if "forward" in vars(module):
             continue
-        module.forward = forward.on(module) if isinstance(forward, ExpertsForward) else forward
+        module.forward = forward.on(module) if isinstance(forward, ForwardOf) else forward
         for each in names[name]:
             place = torch.empty_like(getattr(module, each), device="meta")
             setattr(module, each, nn.Parameter(place, requires_grad=False))

@@ -1,5 +1,6 @@
 // Matrices of a module tree in panels, where torch computes what is between them: those of linear layers, and those of
-// experts, each applied to the rows that chose it. Beside them activations, and attention of texts that are whole.
+// experts, each applied to the rows that chose it. Beside them activations, what stands right behind a matrix, and attention
+// of texts that are whole.
 //
 // All of a model share one team of threads and its buffers. They are applied one after the other.
 
@@ -13,6 +14,7 @@
 
 #include "../native/activations.h"
 #include "../native/linear.h"
+#include "epilogue.h"
 #include "texts.h"
 
 namespace {
@@ -81,6 +83,8 @@ class Product {
  public:
   virtual ~Product() = default;
   virtual Tensor apply(const Tensor& x) = 0;
+  // What `epilogue` makes of it, and of `residual`, which is as wide, or none.
+  virtual Tensor joined(const Tensor& x, const Epilogue& epilogue, const MaybeTensor& residual) = 0;
 };
 
 template <typename T>
@@ -90,6 +94,32 @@ class ProductOf final : public Product {
       : crew_(std::move(crew)), inputs_(weight.size(1)), linear_(weight, scale, bias, std::nullopt) {}
 
   Tensor apply(const Tensor& x) override {
+    return made(x, [&](const T* from, int64_t rows, T* out) {
+      linear_.write(crew_->team, crew_->scratch, from, rows, out, linear_.outputs());
+    });
+  }
+
+  Tensor joined(const Tensor& x, const Epilogue& epilogue, const MaybeTensor& residual) override {
+    const int64_t outputs = linear_.outputs();
+    epilogue.check(outputs);
+    TORCH_CHECK(!residual || (residual->size(-1) == outputs && residual->numel() == rows_of(x, inputs_) * outputs &&
+                              residual->scalar_type() == x.scalar_type()),
+                "nothing as wide as ", outputs, " outputs is added to them");
+    const MaybeTensor added = residual ? MaybeTensor(residual->contiguous()) : std::nullopt;
+    const T* add = added ? added->template const_data_ptr<T>() : nullptr;
+    return made(x, [&](const T* from, int64_t rows, T* out) {
+      linear_.write(crew_->team, crew_->scratch, from, rows, out, outputs,
+                    [&](int64_t row, int64_t first, float* found, int64_t count) {
+                      epilogue.apply(found, first, count, add == nullptr ? nullptr : add + row * outputs + first);
+                    });
+      epilogue.norm(crew_->team, out, rows, outputs);
+    });
+  }
+
+ private:
+  // [..., N] that `write` fills, from the rows of x [..., K] as products read them.
+  template <typename Write>
+  Tensor made(const Tensor& x, const Write& write) {
     TORCH_CHECK(x.scalar_type() == c10::CppTypeToScalarType<T>::value, "weights are not of type ", x.dtype());
     const int64_t rows = rows_of(x, inputs_), outputs = linear_.outputs(), depth = linear_.depth();
     std::vector<int64_t> shape = x.sizes().vec();
@@ -102,22 +132,35 @@ class ProductOf final : public Product {
     // Tiles read rows behind the last.
     if (depth != inputs_ || (sizeof(T) == 2 && rows % kRows != 0))
       from = lined_up(*crew_, from, inputs_, rows, depth, [](int64_t row) { return row; });
-    linear_.write(crew_->team, crew_->scratch, from, rows, out, outputs);
+    write(from, rows, out);
     return made;
   }
 
- private:
   SharedCrew crew_;
   int64_t inputs_;
   Linear<T> linear_;
 };
 
+// A matrix and what stands right behind it.
+class Joined {
+ public:
+  Joined(std::shared_ptr<Product> product, const std::string& activation, const std::optional<NormParts>& norm,
+         const MaybeTensor& scale, const MaybeTensor& shift)
+      : product_(std::move(product)), epilogue_(activation, norm, scale, shift) {}
+
+  Tensor apply(const Tensor& x, const MaybeTensor& residual) { return product_->joined(x, epilogue_, residual); }
+
+ private:
+  std::shared_ptr<Product> product_;
+  Epilogue epilogue_;
+};
+
 // `halves`: whether it multiplies bfloat16, else float32; int8 weights do not say.
-std::unique_ptr<Product> make_product(SharedCrew crew, bool halves, const Tensor& weight, const MaybeTensor& scale,
+std::shared_ptr<Product> make_product(SharedCrew crew, bool halves, const Tensor& weight, const MaybeTensor& scale,
                                       const MaybeTensor& bias) {
   const Released packing;
-  if (halves) return std::make_unique<ProductOf<BFloat16>>(crew, weight, scale, bias);
-  return std::make_unique<ProductOf<float>>(crew, weight, scale, bias);
+  if (halves) return std::make_shared<ProductOf<BFloat16>>(crew, weight, scale, bias);
+  return std::make_shared<ProductOf<float>>(crew, weight, scale, bias);
 }
 
 class Experts {
@@ -277,6 +320,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Activated>(module, "Activated")
       .def(py::init<SharedCrew, const std::string&>())
       .def("__call__", &Activated::apply);
-  py::class_<Product>(module, "Product").def(py::init(&make_product)).def("__call__", &Product::apply);
+  py::class_<Product, std::shared_ptr<Product>>(module, "Product")
+      .def(py::init(&make_product))
+      .def("__call__", &Product::apply);
+  py::class_<Joined>(module, "Joined")
+      .def(py::init<std::shared_ptr<Product>, const std::string&, const std::optional<NormParts>&, const MaybeTensor&,
+                    const MaybeTensor&>(),
+           py::arg("product"), py::arg("activation") = "", py::arg("norm") = py::none(), py::arg("scale") = py::none(),
+           py::arg("shift") = py::none())
+      .def("__call__", &Joined::apply, py::arg("x"), py::arg("residual") = py::none());
   py::class_<Experts>(module, "Experts").def(py::init(&make_experts)).def("__call__", &Experts::apply);
 }

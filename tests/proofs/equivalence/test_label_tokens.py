@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from core.config import ModelConfig
-from core.engine.input_processor import CHARS_PER_TOKEN
 from core.engine.labelling import Labelling, labelling_of
+from core.engine.prompt_bounds import CHARS_PER_TOKEN
 from core.errors import ConfigError, DeadlinePassed, InvalidRequest, Overloaded, RequestAborted
 from core.text.tokenizer import Tokenizer
 from core.types.io import EmbedRequest, Pooling, TextPair

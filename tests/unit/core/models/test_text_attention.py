@@ -203,7 +203,7 @@ def test_attention_that_is_wrong_serves_no_text(
     def blind(crew: Any, query: Any, key: Any, value: Any, texts: Any, scale: float, out: torch.Tensor, _: Any) -> None:
         out.zero_()
 
-    parts = {name: getattr(products_code, name) for name in ("Activated", "Crew", "Experts", "Product")}
+    parts = {name: getattr(products_code, name) for name in ("Activated", "Crew", "Experts", "Joined", "Product")}
     monkeypatch.setattr(family, "load_extension", lambda: SimpleNamespace(**parts, attend=blind))
     model = load_model(ModelConfig(str(make_encoder("bert", tmp_path)), native="wait"), torch.device("cpu"))
     assert isinstance(model, EncoderOnlyModel) and isinstance(model.products, PackedProducts)
