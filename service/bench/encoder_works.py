@@ -72,6 +72,24 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "position_biased_input": False,
     },
     "roformer": {**_BERT, "model_type": "roformer"},
+    "distilbert": {
+        "model_type": "distilbert",
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+        "dim": 768,
+        "n_layers": 6,
+        "n_heads": 12,
+        "hidden_dim": 3072,
+    },
+    "albert": {**_BERT, "model_type": "albert", "embedding_size": 128},
+    "electra": {
+        **_BERT,
+        "model_type": "electra",
+        "embedding_size": 128,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    },
     "rembert": {**_BERT, "model_type": "rembert", "input_embedding_size": 256},
     "megatron-bert": {**_BERT, "model_type": "megatron-bert"},
     "convbert": {**_BERT, "model_type": "convbert"},
@@ -85,7 +103,8 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "ibert": {**_BERT, "model_type": "ibert", "max_position_embeddings": 514, "pad_token_id": 1},
 }
-"""Of all-MiniLM-L6, BERT and its kin, DeBERTa-v3 and the first DeBERTa, and what else attends by itself: base sizes."""
+"""Of all-MiniLM-L6, BERT and its kin, DeBERTa-v3 and the first DeBERTa, and what else attends by itself: base sizes, but
+for ELECTRA, which is small, and MobileBERT."""
 USUAL: Final = ("minilm", "bert", "xlm-roberta", "modernbert", "mpnet", "deberta")
 """Those that are measured unless others are named."""
 

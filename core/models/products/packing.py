@@ -82,8 +82,18 @@ class UnscaledLinear(DenseLinear):
 
     def pack(self, extension: Any, crew: Any) -> Forward:
         """See `Matrices`."""
-        product = super().pack(extension, crew)
-        return lambda x, *_: (product(x), None)
+        return UnscaledForward(super().pack(extension, crew))
+
+
+class UnscaledForward:
+    """What `product` makes, and no scale of it."""
+
+    def __init__(self, product: Forward) -> None:
+        self.product = product
+
+    def __call__(self, x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, None]:
+        """[..., K] to [..., N]; the scale of x is left out."""
+        return self.product(x), None
 
 
 class ElementwiseActivation:

@@ -27,7 +27,7 @@ LENS = (1, 40, 9, LONGEST, 17)
 INPUTS = 48
 LAYERS = 3
 JOINED = {
-    **dict.fromkeys(("albert", "distilbert", "eurobert", "gemma3_text", "gte", "ibert", "jina_embeddings_v3"), 0),
+    **dict.fromkeys(("albert", "distilbert", "eurobert", "gemma3_text", "gte", "jina_embeddings_v3"), 0),
     **dict.fromkeys(("modernbert", "nomic_bert"), 0),
     **dict.fromkeys(("mpnet", "roberta-prelayernorm"), 2),
     "mobilebert": 12,

@@ -71,10 +71,11 @@ def test_bfloat16_stays_within_rounding(checkpoint: Make) -> None:
 
 
 def test_matrices_that_answer_with_a_scale_are_multiplied_by_compiled_code_too(tmp_path: Path) -> None:
-    """I-BERT's: six in each layer, and its activation; and the pooler, which is another model's."""
+    """I-BERT's: six in each layer, its activation, and three with what is behind them; and the pooler, which is another
+    model's."""
     model = load_model(ModelConfig(str(make_encoder("ibert", tmp_path)), native="wait"), CPU)
     assert isinstance(model, EncoderOnlyModel) and isinstance(model.products, PackedProducts)
-    assert model.products.packed == 7 * model.module.config.num_hidden_layers + 1
+    assert model.products.packed == (7 + 3) * model.module.config.num_hidden_layers + 1
     ids, places = torch.arange(9) + 5, torch.tensor([0, 1, 2, 0, 1, 2, 3, 4, 5])
     plain = model.way.states(ids, places, None, (3, 6))
     model.products.begin(9)
