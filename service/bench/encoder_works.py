@@ -103,8 +103,8 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "ibert": {**_BERT, "model_type": "ibert", "max_position_embeddings": 514, "pad_token_id": 1},
 }
-"""Of all-MiniLM-L6, BERT and its kin, DeBERTa-v3 and the first DeBERTa, and what else attends by itself: base sizes, where
-ELECTRA is small and MobileBERT is as published."""
+"""Of all-MiniLM-L6, BERT and its kin, DeBERTa-v3 and the first DeBERTa, and what else attends by itself: base sizes,
+but for ELECTRA, which is small, and MobileBERT."""
 USUAL: Final = ("minilm", "bert", "xlm-roberta", "modernbert", "mpnet", "deberta")
 """Those that are measured unless others are named."""
 
