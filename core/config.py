@@ -103,7 +103,8 @@ class SchedulerConfig:
     chunked_prefill_size: int | None = setting(
         None,
         "Scheduling",
-        f"Most prompt tokens in one step; unset: {PROMPT_TOKENS} on a CPU, 2048 to 8192 by the memory of a GPU.",
+        f"Most prompt tokens in one step; unset: {PROMPT_TOKENS} on a CPU (small encoders up to 2048), 2048 to 8192 by "
+        "the memory of a GPU.",
         low=1,
     )
     mixed_chunk: bool = setting(

@@ -117,7 +117,7 @@ def assemble(
     that share the model with this one. Raises StartupError when pools do not fit into memory, the attention that will
     serve gives other logits than PyTorch's or treats codes in another way, or what is asked for cannot be.
     """
-    config = _sized(with_host_memory(settled(config, streams.device)), streams.device)
+    config = _sized(with_host_memory(settled(config, streams.device)), streams.device, model.spec)
     spec, method = model.spec, config.speculation.method if speculation is None else "ngram"
     way = way_of(streams.device) if speculation is None else speculation.way
     attention = _build_attention(config, streams.device)
@@ -164,8 +164,8 @@ def assemble(
     )
 
 
-def _sized(config: EngineConfig, device: torch.device) -> EngineConfig:
-    return dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(device)))
+def _sized(config: EngineConfig, device: torch.device, spec: ModelSpec) -> EngineConfig:
+    return dataclasses.replace(config, scheduler=sized(config.scheduler, device_bytes(device), spec))
 
 
 def _prove(

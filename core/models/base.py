@@ -58,6 +58,8 @@ class ModelSpec:
     """Layers whose states a step can ask for, by numbers 0 to this one (`HiddenRequest.layers`); 0 for none."""
     whole_prompts: bool = False
     """Whether tokens also see what comes after them: a prompt is computed in one step, and nothing is cached of it."""
+    multiplied: int = 0
+    """Elements of the matrices that each of its tokens is multiplied by, for a model that takes whole prompts."""
     token_types: int = 1
     """Types of tokens that an encoder tells apart: its prompts have ids below this times `vocab_size`."""
     capturable: bool = False

@@ -170,5 +170,6 @@ def _spec(
         kv_layers=(),
         hidden_size=int(reference.states[0].shape[1]),
         whole_prompts=True,
+        multiplied=reference.multiplied,
         token_types=reference.token_types,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +13,7 @@ from transformers import PreTrainedModel
 
 LENGTHS: Final = (9, 5, 14, 9)
 """Tokens of the texts."""
+NO_MATRIX: Final = torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class EncoderReference:
     """float32[n, H] each."""
     labels: tuple[torch.Tensor, ...] = ()
     """float32[L] each; none for a model without a head."""
+    multiplied: int = 0
+    """Elements of the matrices that a token is multiplied by; those of layers that share them count for each."""
 
 
 @torch.inference_mode()
@@ -46,6 +51,28 @@ def plain_run(whole: PreTrainedModel, vocab_size: int, *, labels: bool) -> Encod
     kinds = tuple(torch.arange(len(row), device=device) * token_types // len(row) for row in ids)
     named = [{"token_type_ids": each[None]} if token_types > 1 else {} for each in kinds]
     asked: list[dict[str, Any]] = [{"input_ids": row[None], **more} for row, more in zip(ids, named, strict=True)]
-    states = [base(**each).last_hidden_state[0].float() for each in asked]
+    with _counted(base) as counted:
+        states = [base(**asked[0]).last_hidden_state[0].float()]
+    states += [base(**each).last_hidden_state[0].float() for each in asked[1:]]
     judged = [whole(**each).logits[0].float() for each in asked] if labels else []
-    return EncoderReference(ids, kinds, token_types, tuple(states), tuple(judged))
+    return EncoderReference(ids, kinds, token_types, tuple(states), tuple(judged), sum(counted))
+
+
+@contextmanager
+def _counted(base: PreTrainedModel) -> Iterator[list[int]]:
+    """Elements of each matrix that all tokens of a run are multiplied by, in a list that fills while it runs."""
+    counted = list[int]()
+
+    def look(module: Any, given: tuple[Any, ...], _: Any) -> None:
+        rows = given[0] if given else None
+        if isinstance(rows, torch.Tensor) and rows.shape[-2:] == (LENGTHS[0], module.weight.shape[1]):
+            counted.append(module.weight.numel())
+
+    hooks = [
+        each.register_forward_hook(look) for each in base.modules() if getattr(each, "weight", NO_MATRIX).dim() == 2
+    ]
+    try:
+        yield counted
+    finally:
+        for hook in hooks:
+            hook.remove()
