@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import torch
@@ -149,6 +150,10 @@ KINDS: dict[str, Kind] = {
 """By name: formats as they are met, symmetric or not, with inputs in order or not."""
 
 
+TOWERS = ("vision_tower.", "visual.", "audio_tower.", "embed_vision.")
+"""In names of what checkpoints have beside their text, which calibrations leave as it is."""
+
+
 def make_packed(base: Path, directory: Path, name: str, size: int = 32) -> tuple[Path, Path]:
     """(packed, plain): `base` with its projections packed as `name` of KINDS, and the float weights they stand for.
 
@@ -156,11 +161,13 @@ def make_packed(base: Path, directory: Path, name: str, size: int = 32) -> tuple
     """
     kind, packed, plain = KINDS[name], {}, {}
     for key, tensor in load_file(base / "model.safetensors").items():
-        if not key.endswith("_proj.weight"):
+        if not key.endswith("_proj.weight") or any(part in key for part in TOWERS):
             packed[key] = plain[key] = tensor
             continue
         layer = key.removesuffix(".weight")
-        same_input = layer.split(".")[2] + ("o" if "o_proj" in layer else "d" if "down" in layer else "x")
+        same_input = layer.partition("layers.")[2].partition(".")[0] + (
+            "o" if "o_proj" in layer else "d" if "down" in layer else "x"
+        )
         given = numbers(tensor.float(), size, random.Random(same_input), kind.symmetric, kind.ordered)
         plain[key] = given.weight()
         packed |= {f"{layer}.{part}": each.contiguous() for part, each in kind.parts(given).items()}
@@ -171,6 +178,8 @@ def make_packed(base: Path, directory: Path, name: str, size: int = 32) -> tuple
 def _saved(base: Path, directory: Path, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    for file in base.glob("*processor*.json"):
+        copy(file, directory)
     config = json.loads((base / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, **settings}))
     return with_tokenizer(base, directory)

@@ -16,6 +16,8 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -71,9 +73,9 @@ class GroupedQuantizer(HfQuantizer):
     """Makes places for packed tensors, into which they are loaded as any others."""
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
-        layers = self.quantization_config.layers  # type: ignore[attr-defined]
+        layers = _by_module(self.quantization_config.layers, model)  # type: ignore[attr-defined]
         for name, module in model.named_modules():
-            found = _layer_of(layers, name) if type(module) is nn.Linear else None
+            found = layers.get(name) if type(module) is nn.Linear else None
             if found is None:
                 continue
             del module._parameters["weight"]
@@ -141,12 +143,16 @@ def packed_layers(checkpoint: CheckpointConfig, form: PackedFormat) -> dict[str,
     return layers
 
 
-def _layer_of(layers: Mapping[str, Any], name: str) -> Any:
-    """What the files have of the module `name`. Some families call the model around their layers something else."""
-    if name in layers:
-        return layers[name]
-    alike = (layer for layer in layers if layer.endswith(f".{name}") or name.endswith(f".{layer}"))
-    return layers.get(next(alike, ""))
+def _by_module(layers: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """What the files have of each module of `model`, as transformers renames what it loads: models that also see have
+    had their text in several places."""
+    renamings = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
+    prefix, known = model.base_model_prefix, model.state_dict()
+    found = {}
+    for layer, parts in layers.items():
+        name, _ = rename_source_key(f"{layer}.weight", renamings, [], prefix, known)
+        found[name.removesuffix(".weight")] = parts
+    return found
 
 
 def _read(form: PackedFormat, name: str, module: nn.Linear, settings: Settings) -> GroupedWeight:
