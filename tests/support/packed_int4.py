@@ -154,14 +154,20 @@ TOWERS = ("vision_tower.", "visual.", "audio_tower.", "embed_vision.")
 """In names of what checkpoints have beside their text, which calibrations leave as it is."""
 
 
-def make_packed(base: Path, directory: Path, name: str, size: int = 32) -> tuple[Path, Path]:
+def make_packed(
+    base: Path, directory: Path, name: str, size: int = 32, *, head: bool = False, tower: bool = False
+) -> tuple[Path, Path]:
     """(packed, plain): `base` with its projections packed as `name` of KINDS, and the float weights they stand for.
 
-    Projections of one input are drawn alike, as a calibration would sort them.
+    Projections of one input are drawn alike, as a calibration would sort them. `head`: the output matrix too; `tower`:
+    projections of what sees and hears too.
     """
     kind, packed, plain = KINDS[name], {}, {}
     for key, tensor in load_file(base / "model.safetensors").items():
-        if not key.endswith("_proj.weight") or any(part in key for part in TOWERS):
+        # The pooling head of SigLIP multiplies by a matrix without calling it.
+        left = (not tower and any(part in key for part in TOWERS)) or ".head.attention." in key
+        below = key.endswith("_proj.weight") and not left
+        if not below and not (head and key.endswith("lm_head.weight")):
             packed[key] = plain[key] = tensor
             continue
         layer = key.removesuffix(".weight")
@@ -171,7 +177,7 @@ def make_packed(base: Path, directory: Path, name: str, size: int = 32) -> tuple
         given = numbers(tensor.float(), size, random.Random(same_input), kind.symmetric, kind.ordered)
         plain[key] = given.weight()
         packed |= {f"{layer}.{part}": each.contiguous() for part, each in kind.parts(given).items()}
-    settings = {"quantization_config": kind.settings(size)}
+    settings = {"quantization_config": kind.settings(size) | ({"lm_head": True} if head else {})}
     return _saved(base, directory / name, packed, settings), _saved(base, directory / f"{name}-plain", plain, {})
 
 

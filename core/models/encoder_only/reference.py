@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 LENGTHS: Final = (9, 5, 14, 9)
 """Tokens of the texts."""
-NO_MATRIX: Final = torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def plain_run(whole: PreTrainedModel, vocab_size: int, *, labels: bool) -> Encod
     kinds = tuple(torch.arange(len(row), device=device) * token_types // len(row) for row in ids)
     named = [{"token_type_ids": each[None]} if token_types > 1 else {} for each in kinds]
     asked: list[dict[str, Any]] = [{"input_ids": row[None], **more} for row, more in zip(ids, named, strict=True)]
-    with _counted(base) as counted:
+    with counted_in(base) as counted:
         states = [base(**asked[0]).last_hidden_state[0].float()]
     states += [base(**each).last_hidden_state[0].float() for each in asked[1:]]
     judged = [whole(**each).logits[0].float() for each in asked] if labels else []
@@ -59,7 +59,7 @@ def plain_run(whole: PreTrainedModel, vocab_size: int, *, labels: bool) -> Encod
 
 
 @contextmanager
-def _counted(base: PreTrainedModel) -> Iterator[list[int]]:
+def counted_in(base: nn.Module) -> Iterator[list[int]]:
     """Elements of each matrix that all tokens of a run are multiplied by, in a list that fills while it runs."""
     counted = list[int]()
 
@@ -68,11 +68,14 @@ def _counted(base: PreTrainedModel) -> Iterator[list[int]]:
         if isinstance(rows, torch.Tensor) and rows.shape[-2:] == (LENGTHS[0], module.weight.shape[1]):
             counted.append(module.weight.numel())
 
-    hooks = [
-        each.register_forward_hook(look) for each in base.modules() if getattr(each, "weight", NO_MATRIX).dim() == 2
-    ]
+    hooks = [each.register_forward_hook(look) for each in base.modules() if _has_matrix(each)]
     try:
         yield counted
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, torch.Tensor) and weight.dim() == 2

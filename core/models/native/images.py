@@ -46,7 +46,8 @@ class ImageSteps:
             if name not in TOWERS and part is not text:  # It hears: no request brings sound.
                 setattr(self._model.base_model, name, None)
         head: Any = self._model.get_output_embeddings()
-        if head.weight is not self._model.get_input_embeddings().weight:
+        # One that came in four bits has no matrix.
+        if getattr(head, "weight", None) is not self._model.get_input_embeddings().weight:
             self._model.set_output_embeddings(nn.Identity())
 
     def of(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, StepImages | None]:

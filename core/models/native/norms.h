@@ -19,6 +19,7 @@ class Norm {
         width_(std::get<4>(parts)) {
     TORCH_CHECK(width_ > 0 && weight_.numel() % width_ == 0, "a norm's weight is for whole groups");
     if (std::get<1>(parts)) bias_ = std::get<1>(parts)->to(at::kFloat).contiguous();
+    TORCH_CHECK(!bias_ || bias_->numel() == weight_.numel(), "a norm has one bias for each weight");
   }
 
   // x[count], group by group; `out` may be x. Weights begin anew where they end.

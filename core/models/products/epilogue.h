@@ -19,7 +19,8 @@ class Epilogue {
   // `activation`: its name, or nothing. scale and shift [N], both or none.
   Epilogue(const std::string& activation, const std::optional<NormParts>& norm, const MaybeTensor& scale,
            const MaybeTensor& shift) {
-    TORCH_CHECK(scale.has_value() == shift.has_value(), "a weight of each output comes with a bias");
+    TORCH_CHECK(scale.has_value() == shift.has_value() && (!scale || scale->numel() == shift->numel()),
+                "a weight of each output comes with a bias");
     if (!activation.empty()) activation_ = activation_of(activation);
     if (norm) norm_.emplace(*norm);
     if (norm) width_ = std::get<4>(*norm);

@@ -143,12 +143,11 @@ def _computes_the_same(module: nn.Module, dense: nn.Module, forward: Forward, *,
         found = forward(*given)
         if scaled:
             (expected, _), (found, _) = expected, found
-    except (TypeError, ValueError, RuntimeError, AttributeError):  # it takes something else
+        largest = float(expected.float().abs().max())
+        error = float((found.float() - expected.float()).abs().max())
+        return found.shape == expected.shape and error <= TOLERANCE[expected.dtype] * largest
+    except Exception:  # it takes something else, or answers with it
         return False
-    if found.shape != getattr(expected, "shape", None):
-        return False
-    largest = float(expected.float().abs().max())
-    return float((found.float() - expected.float()).abs().max()) <= TOLERANCE[expected.dtype] * largest
 
 
 def _trial(module: nn.Module, dense: Any, *, scaled: bool) -> Iterator[torch.Tensor | None]:

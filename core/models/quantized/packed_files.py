@@ -80,6 +80,10 @@ class GroupedQuantizer(HfQuantizer):
                 continue
             del module._parameters["weight"]
             module.register_parameter("weight", None)
+            # Or some models would draw a weight for it, which it has not: by itself, or where they draw all of a block.
+            module._is_hf_initialized = True
+            if block := name.rpartition(".")[0]:
+                model.get_submodule(block)._is_hf_initialized = True
             for part, (dtype, shape) in found.items():
                 place = torch.empty(shape, dtype=DTYPES[dtype], device="meta")
                 if part != "bias":
@@ -187,7 +191,8 @@ def expect(parts: Parts, part: str, shape: tuple[int, ...], dtype: torch.dtype |
 
 def word_nibbles(words: torch.Tensor) -> torch.Tensor:
     """uint8[R, 4 C] of nibbles in pairs from int32[R, C], whose lowest bits come first."""
-    return words.contiguous().view(torch.uint8)
+    # One row turned round counts as contiguous whatever its strides are, and stays as it is.
+    return words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def nibble_values(words: torch.Tensor) -> torch.Tensor:

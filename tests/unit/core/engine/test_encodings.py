@@ -127,3 +127,23 @@ async def test_a_tokenizer_that_fails_ends_the_request(tokenizer: Tokenizer, wor
     with pytest.raises(TextFailed) as failed:
         await texts.done([*of_chars(1, 1), Encoding(1, fails, lambda found: found)], "")
     assert "secret" not in str(failed.value)
+
+
+def test_bounds_of_characters_come_before_the_tokenizer(tokenizer: Tokenizer, workers: Noted) -> None:
+    texts = encodings(tokenizer, workers, 20)
+    most = 21 * CHARS_PER_TOKEN
+    assert texts.whole("x" * most).chars == most
+    assert texts.pair(TextPair("abc", "de"), 1).chars == 5
+    for refused in (
+        lambda: texts.cut("q" * (most + 1) + "d", (most + 1, most + 2)),
+        lambda: texts.pair(TextPair("x" * most, "y"), 1),
+        lambda: texts.pair(TextPair("x" * (most + 1), "y"), 1, cut=True),
+    ):
+        with pytest.raises(InvalidRequest, match=f"at most {most} characters"):
+            refused()
+
+
+def test_types_that_the_model_does_not_know_are_its_last(tokenizer: Tokenizer, workers: Noted) -> None:
+    size = tokenizer.vocab_size
+    pair = encodings(tokenizer, workers, 20).pair(TextPair("a", "b"), 2)
+    assert pair.ids(([3, 4, 5], [0, 1, 2])).tolist() == [3, 4 + size, 5 + size]

@@ -18,7 +18,15 @@ MILLION = 1_000_000
 
 @pytest.mark.parametrize(
     ("device", "gib", "tokens"),
-    [("H200", 139, 8192), ("H100", 78, 8192), ("A100 of 40 GB", 39, 4096), ("L4", 22, 2048), ("tiny", 1, 2048)],
+    [
+        ("H200", 139, 8192),
+        ("H100", 78, 8192),
+        ("A100 of 40 GB", 39, 4096),
+        ("L4", 22, 2048),
+        ("tiny", 1, 2048),
+        ("least", 70, 8192),
+        ("less", 35, 4096),
+    ],
 )
 def test_a_larger_device_computes_more_of_a_prompt_at_once(device: str, gib: int, tokens: int) -> None:
     assert sized(SchedulerConfig(), gib * GIB, SPEC).prompt_tokens == tokens

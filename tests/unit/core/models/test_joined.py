@@ -84,8 +84,15 @@ def test_what_does_not_go_together_is_refused(products_code: Any, crew: Any) -> 
         products_code.Joined(product, scale=wide, shift=wide)(x)
     with pytest.raises(RuntimeError, match="41 outputs stands behind 40"):
         products_code.Joined(product, norm=(wide, None, 1e-5, True, 41))(x)
-    with pytest.raises(RuntimeError, match="comes with a bias"):
-        products_code.Joined(product, scale=wide)
+    few = torch.randn(39)
+    for named in ({"scale": few, "shift": few}, {"norm": (few, None, 1e-5, True, 39)}):
+        with pytest.raises(RuntimeError, match="39 outputs stands behind 40"):
+            products_code.Joined(product, **named)(x)
+    for named in ({"scale": wide}, {"scale": wide, "shift": few}):
+        with pytest.raises(RuntimeError, match="comes with a bias"):
+            products_code.Joined(product, **named)
+    with pytest.raises(RuntimeError, match="one bias for each weight"):
+        products_code.Joined(product, norm=(wide, few, 1e-5, True, 41))
     with pytest.raises(ValueError, match="no activation"):
         products_code.Joined(product, "tan")
 
@@ -120,6 +127,57 @@ class Behind(nn.Module):
         return self.dropout(self.act(self.dense(x[:, 0] if self.pools else x)))
 
 
+def packed_of(whole: nn.Module, products_code: Any, crew: Any) -> dict[str, Any]:
+    return {
+        name: products_code.Product(crew, False, each.weight.detach(), None, each.bias.detach())
+        for name, each in whole.named_modules()
+        if isinstance(each, nn.Linear)
+    }
+
+
+class Answers(nn.Module):
+    """A matrix, and a module behind it that answers with more than one tensor; or one that fails in another way."""
+
+    def __init__(self, *, turns: bool = False) -> None:
+        super().__init__()
+        self.dense, self.turns = nn.Linear(INPUTS, 24), turns
+        self.inner = nn.Identity()
+        self.inner.forward = lambda x, outer: (x, outer)
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor, outer: torch.Tensor | None = None) -> Any:
+        return self.dense(x).transpose(1, 3) if self.turns else self.inner(self.dense(x) + given, outer)
+
+
+def test_a_module_that_cannot_be_tried_stays_apart(products_code: Any, crew: Any) -> None:
+    """And costs no other module its products."""
+    whole = nn.ModuleDict({"sum": Around("sum"), "more": Answers(), "turns": Answers(turns=True)})
+    whole.eval()
+    assert set(joined_in(whole, packed_of(whole, products_code, crew), products_code)) == {"sum"}
+
+
+def test_what_is_the_same_is_judged_by_the_size_of_what_it_gives(products_code: Any, crew: Any) -> None:
+    whole: Any = nn.ModuleDict({"small": Around("difference"), "sum": Around("sum")})
+    whole.eval()
+    nn.init.constant_(whole["small"].norm.weight, 1e-6)
+    nn.init.constant_(whole["sum"].norm.weight, 1e6)
+    assert set(joined_in(whole, packed_of(whole, products_code, crew), products_code)) == {"sum"}
+
+
+def test_a_norm_without_a_bias_is_joined(products_code: Any, crew: Any) -> None:
+    whole: Any = nn.ModuleDict({"sum": Around("sum")})
+    whole["sum"].norm = nn.LayerNorm(24, bias=False)
+    whole.eval()
+    found = joined_in(whole, packed_of(whole, products_code, crew), products_code)
+    x, given = torch.randn(2, 5, INPUTS), torch.randn(2, 5, 24)
+    close(found["sum"](x, given), whole["sum"](x, given).detach())
+
+
+def test_an_activation_comes_before_the_residual(products_code: Any, crew: Any) -> None:
+    x, weight, residual = torch.randn(7, INPUTS), torch.randn(65, INPUTS), torch.randn(7, 65)
+    product = products_code.Product(crew, False, weight, None, None)
+    close(products_code.Joined(product, "gelu")(x, residual), functional.gelu(x @ weight.T) + residual)
+
+
 def test_only_modules_that_compute_it_are_joined(products_code: Any, crew: Any) -> None:
     whole: Any = nn.ModuleDict({how: Around(how) for how in ("sum", "difference", "before", "twice", "first", "fails")})
     whole.update({"all": Behind(pools=False), "pooled": Behind(pools=True)})
@@ -127,11 +185,7 @@ def test_only_modules_that_compute_it_are_joined(products_code: Any, crew: Any) 
     whole["bare"].norm = nn.LayerNorm(24, elementwise_affine=False)
     whole["own"] = Around("sum")
     whole.eval()
-    packed = {
-        name: products_code.Product(crew, False, each.weight.detach(), None, each.bias.detach())
-        for name, each in whole.named_modules()
-        if isinstance(each, nn.Linear)
-    }
+    packed = packed_of(whole, products_code, crew)
     whole["own"].forward = whole["own"].forward
     del packed["own.dense"]
     found = joined_in(whole, packed, products_code)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from core.config import ModelConfig
+from core.models.encoder_only.reference import LENGTHS, counted_in
 from core.models.loader import load_model
 from tests.support.encoders import ENCODERS, make_encoder
 
@@ -28,4 +29,20 @@ def test_matrices_count_as_often_as_tokens_go_through_them(kind: str, tmp_path: 
     into = [module for name, module in model.module.named_modules() if name.endswith(INTO)]
     count = model.module.config.num_hidden_layers
     assert model.spec.multiplied == count * each + sum(module.weight.numel() for module in into)
+    assert not any(each._forward_hooks for each in model.module.modules()), "counting is over"
     assert set(KINDS) <= set(ENCODERS)
+
+
+def test_modules_without_a_matrix_count_nothing() -> None:
+    """A norm may have no weight."""
+
+    class Base(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense, self.norm = torch.nn.Linear(8, 4), torch.nn.LayerNorm(4, elementwise_affine=False)
+
+    base: Any = Base()
+    with counted_in(base) as counted:
+        base.norm(base.dense(torch.zeros(1, LENGTHS[0], 8)))
+        base.dense(torch.zeros(1, 1, 8))
+    assert counted == [32], "of all tokens"
