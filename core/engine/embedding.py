@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from core.engine.streams.token_stream import TokenStream
@@ -56,8 +58,10 @@ def embedding(request: EmbedRequest, req: Req, size: int, labels: int | None) ->
     if labels is not None:
         return Embedding(req.vector[:labels], req.prompt_len, req.cached_tokens)
     vector = req.vector[: request.dimensions or size]
-    # In float64: squares of finite float32 entries can pass the range of float32.
-    norm = float(np.linalg.norm(vector.astype(np.float64)))
-    if request.normalize and norm > 0:
-        vector = (vector / norm).astype(np.float32)
+    if request.normalize:
+        # In float64: squares of finite float32 entries can pass the range of float32.
+        wide = vector.astype(np.float64)
+        norm = math.sqrt(wide @ wide)
+        if norm > 0:
+            vector = (wide / norm).astype(np.float32)
     return Embedding(vector, req.prompt_len, req.cached_tokens)

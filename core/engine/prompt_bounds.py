@@ -51,4 +51,5 @@ class PromptBounds:
 
     def _foreign(self, ids: Ints) -> Ints:
         """int64[m]: the places in `ids` of ids that have no logit."""
-        return np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
+        # Without a sign, ids below 0 are beyond any vocabulary: one comparison for both.
+        return np.flatnonzero(ids.view(np.uint64) >= self.vocab_size)

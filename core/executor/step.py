@@ -184,7 +184,7 @@ class StepRunner:
         sampled: torch.Tensor | None,
     ) -> Computed:
         """What else is made of a forward pass: vectors of embeddings, and log probabilities of prompts."""
-        vectors, scores = self._pooler.vectors(inputs.hidden, batch.pooling), None
+        vectors, scores = self._pooler.vectors(inputs.hidden, batch.pooling, self._state.staging), None
         if batch.scoring is not None:
             assert trial is None, "beside prompts no drafts are verified"
             logits, scores = score(logits, batch.scoring, sampled_places(batch), self._state.staging)

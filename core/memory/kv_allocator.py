@@ -12,7 +12,8 @@ class PagedKVAllocator:
     """Hands out pages 1..num_pages of `page_size` tokens each; page 0 is padding and never leaves (law 6).
 
     A freed page may be handed out at once: its old owner's last write and its new owner's first are in one stream
-    order (law 4). `alloc` and `free` are vectorised, because a step may move hundreds of pages.
+    order (law 4). What a request moves is often a page or two, of which sets of Python tell more in a tenth of the time
+    that reductions of numpy take; a thousand pages take 0.1 ms.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -24,8 +25,6 @@ class PagedKVAllocator:
         # What lies at and above _top is left over from earlier pages and means nothing.
         self._stack: Ints = np.arange(num_pages, 0, -1, dtype=np.int64)
         self._top = num_pages
-        # Scratch of `free`: it reads only what it has written before, so one array serves all calls.
-        self._place: Ints = np.zeros(num_pages + 1, np.int64)
 
     @property
     def available(self) -> int:
@@ -51,23 +50,20 @@ class PagedKVAllocator:
             return None
         self._top -= count
         pages = self._stack[self._top : self._top + count].copy()
-        check("page_double_free", not self._held[pages].any(), count=count)
+        check("page_double_free", np.count_nonzero(self._held[pages]) == 0, count=count)
         self._held[pages] = True
         return pages
 
     def free(self, pages: Ints) -> None:
         """Take `pages`, int64[n], back. Raises InvariantViolation for one that is free, given twice or out of range."""
-        if len(pages) == 0:
+        count, distinct = len(pages), set(pages.tolist())
+        if count == 0:
             return
-        check("page_padding_reserved", bool((pages > 0).all() and (pages <= self.num_pages).all()), pages=len(pages))
-        check("page_double_free", bool(self._held[pages].all()), pages=len(pages))
-        # A page given twice keeps only its last place: finds duplicates in O(n), without a sort.
-        order = np.arange(len(pages))
-        self._place[pages] = order
-        check("page_double_free", bool((self._place[pages] == order).all()), pages=len(pages))
+        check("page_padding_reserved", min(distinct) > 0 and max(distinct) <= self.num_pages, pages=count)
+        check("page_double_free", len(distinct) == count == np.count_nonzero(self._held[pages]), pages=count)
         self._held[pages] = False
-        self._stack[self._top : self._top + len(pages)] = pages
-        self._top += len(pages)
+        self._stack[self._top : self._top + count] = pages
+        self._top += count
 
     def check_integrity(self) -> None:
         """Recompute the partition into free and held pages; raises InvariantViolation naming what is off."""

@@ -143,15 +143,15 @@ class RequestMemory:
         return Seat(row, generation, len(match.pages) * self.page_size)
 
     def _fill(self, row: int, shared: Ints, private: Ints, salt: str) -> None:
-        count = len(shared) + len(private)
-        self._pages[row, : len(shared)] = shared
-        self._pages[row, len(shared) : count] = private
-        self._owned[row, :count] = False
-        self._owned[row, len(shared) : count] = True
-        self._count[row] = count
-        self._cached[row] = self._shared[row] = len(shared) * self.page_size
+        found = len(shared)
+        pages = np.concatenate([shared, private]) if found else private
+        self._pages[row, : len(pages)] = pages
+        # Of a free row no page is owned.
+        self._owned[row, found : len(pages)] = True
+        self._count[row] = len(pages)
+        self._cached[row] = self._shared[row] = found * self.page_size
         self._salts[row] = salt
-        self._writes.note(np.full(count, row), np.arange(count), self._pages[row, :count].copy())
+        self._writes.note_first(row, pages)
 
     def _node(self, row: int) -> PrefixNode:
         node = self._nodes[row]
@@ -243,8 +243,8 @@ class RequestMemory:
             companion.released(row)
         self.rows.free(row, generation)
         self._writes.forget(row)
-        count = len(ids) // self.page_size
-        owned = self._owned[row]
+        count, held = len(ids) // self.page_size, int(self._count[row])
+        owned = self._owned[row, :held]
         if count * self.page_size > self._cached[row]:
             pages = self._pages[row, :count]
             # While the row's lock still holds: `insert` relies on the first `_cached` tokens being in the cache.
@@ -255,7 +255,7 @@ class RequestMemory:
                 self._free(self.leases.adopted(pages[self._cached[row] // self.page_size :], result.node))
                 for companion in self.companions:
                     companion.replaced(result.duplicate_pages, result.original_pages)
-        left = self._pages[row][owned]
+        left = self._pages[row, :held][owned]
         self._free(self.cache.unlock(self._node(row)))
         self._free(left)
         self._nodes[row] = None
@@ -283,9 +283,13 @@ class RequestMemory:
         """The first `tokens` of `row` led to finite logits: see `SoundPages`."""
         self.sound.vouch(self._pages[row], tokens)
 
-    def shared(self, row: int) -> int:
-        """Tokens that `row` found in the cache at admission: its owner reads their KV and did not compute it."""
-        return int(self._shared[row])
+    def shared(self, rows: Ints) -> Ints:
+        """int64[n]: tokens that each of `rows`, int64[n], found in the cache at admission.
+
+        Its owner reads their KV and did not compute it.
+        """
+        found: Ints = self._shared[rows]
+        return found
 
     def doubt(self, row: int, ids: Ints, computed_from: int) -> Doubt:
         """What must leave the cache because numbers of `row`, which holds `ids`, proved wrong. May split cache nodes.
@@ -317,7 +321,7 @@ class RequestMemory:
 
     def pages_found(self, rows: Ints) -> Ints:
         """int64[n]: how many pages of each of `rows`, int64[n], were cached when its owner was admitted."""
-        return self._shared[rows] // self.page_size
+        return self.shared(rows) // self.page_size
 
     def pages_taken(self, rows: Ints) -> Ints:
         """int64[n]: how many pages each of `rows`, int64[n], was given itself, those it put into the cache included."""

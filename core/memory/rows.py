@@ -60,6 +60,10 @@ class RowAllocator:
         current: np.ndarray = self.generations[rows] == generations
         return current
 
+    def is_owner(self, row: int, generation: int) -> bool:
+        """Whether (`row`, `generation`) is still the owner of its row."""
+        return bool(self.generations[row] == generation)
+
     def check_integrity(self) -> None:
         """Recompute the partition into free and held rows; raises InvariantViolation naming what is off."""
         free = np.zeros(self.size + 1, np.bool_)

@@ -99,7 +99,8 @@ class Lifecycle:
         self.waiting.took(req)
         self.running.add(req, seat)
         self.shares.seated(req)
-        self.sampling.fill(req)
+        if req.pooling is None:
+            self.sampling.fill(req)
         self._fresh.append(req)
         if self.rejoining is not None and self.rejoining.rejoin(req, seat):
             self.running.rejoin(seat.row)
@@ -120,7 +121,7 @@ class Lifecycle:
         self.memory.vouch(row, tokens)
         if self.copies is not None and self.copies.trails is not None:
             # Kept when its row is given back, part of it would be gone.
-            (req,) = self.running.owners(np.array([row]))
+            req = self.running.owner(row)
             self.copies.keep(row, req.images.keyed(self.running.ids(row, tokens)), req.salt, req.prompt_len)
 
     def retract(self, req: Req, *, keep: bool = True) -> None:

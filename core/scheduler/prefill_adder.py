@@ -253,7 +253,9 @@ class PrefillAdder:
         """
         if len(self._running.order) == len(leaving):
             return 0
-        remaining = self._remaining - self._left_of(leaving) + newcomer.max_new_tokens - len(newcomer.outputs)
+        remaining = self._remaining + newcomer.max_new_tokens - len(newcomer.outputs)
+        if len(leaving):
+            remaining -= self._left_of(leaving)
         return math.ceil(remaining * self._reserve_share / self._memory.page_size)
 
     def _chunk(self, row: int, budget: int, entering: Req | None) -> Segment:

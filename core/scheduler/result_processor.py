@@ -122,9 +122,8 @@ class ResultProcessor:
         """
         violated = result.violated
         failed = 0
-        for place in sorted(
-            places[bad[places]].tolist(), key=lambda place: self._memory.shared(int(result.rows[place]))
-        ):
+        untrusted = places[bad[places]]
+        for place in untrusted[np.argsort(self._memory.shared(result.rows[untrusted]), kind="stable")].tolist():
             if not self._is_current(result, np.array([place]))[0]:
                 # Retracted above, as a reader of what an earlier one computed.
                 continue
@@ -165,14 +164,14 @@ class ResultProcessor:
 
     def _end_embedded(self, vectors: VectorResult, now: float) -> None:
         """End embeddings with their vectors. A vector is dropped if its owner was ended or retracted meanwhile."""
-        is_current = self._memory.rows.is_current
+        is_owner = self._memory.rows.is_owner
         finite: Bools = np.asarray(np.isfinite(vectors.values).all(axis=1), np.bool_)
-        found = [self._memory.shared(row) for row in vectors.rows.tolist()]
+        rows, generations = vectors.rows.tolist(), vectors.generations.tolist()
         # Embeddings that fail come first, in the order of `_fail_untrusted`: others may have read what they computed.
-        for place in np.lexsort((np.asarray(found), finite)).tolist():
-            if not is_current(vectors.rows[[place]], vectors.generations[[place]])[0]:
+        for place in np.lexsort((self._memory.shared(vectors.rows), finite)).tolist():
+            if not is_owner(rows[place], generations[place]):
                 continue
-            req = self._req(int(vectors.rows[place]))
+            req = self._running.owner(rows[place])
             if finite[place]:
                 req.vector = vectors.values[place]
                 self._memory.vouch(req.row, req.prompt_len)
@@ -259,8 +258,7 @@ class ResultProcessor:
         return kept, list(endings.values())
 
     def _req(self, row: int) -> Req:
-        (req,) = self._running.owners(np.array([row]))
-        return req
+        return self._running.owner(row)
 
 
 def _not_finite(req: Req) -> str:

@@ -88,8 +88,8 @@ class RunningSet:
         self.unseen[row] = 0
         self.prompt_lens[row] = req.prompt_len
         self.limit[row] = req.prompt_len + req.max_new_tokens - 1
-        self.deltas[row] = req.images.delta
-        self._moved += self.deltas[row] != 0
+        self.deltas[row] = delta = req.images.delta
+        self._moved += delta != 0
         self.priorities[row] = req.priority
         self.speculates[row] = req.speculates
         self.drafted[row], self.accepted[row] = req.draft_tokens, req.accepted_draft_tokens
@@ -124,7 +124,7 @@ class RunningSet:
         req.last_token_at = float(self.last_token_at[row])
         req.draft_tokens, req.accepted_draft_tokens = int(self.drafted[row]), int(self.accepted[row])
         self.reqs[row] = None
-        self._moved -= self.deltas[row] != 0
+        self._moved -= req.images.delta != 0
         self._member[row] = False
         self._stale_order = True
         req.row, req.generation = 0, -1
@@ -212,6 +212,13 @@ class RunningSet:
     def members(self) -> list[Req]:
         """All running requests, oldest admission first."""
         return self.owners(self.order)
+
+    def owner(self, row: int) -> Req:
+        """The owner of `row`. Raises InvariantViolation if it has none."""
+        req: Req | None = self.reqs[row]
+        check("request_state", req is not None, row=row)
+        assert req is not None
+        return req
 
     def owners(self, rows: Ints) -> list[Req]:
         """The owner of each of `rows`, int64[n]. One gather, no Python per request.

@@ -151,12 +151,12 @@ class Req:
 
     def known_ids(self) -> npt.NDArray[np.int64]:
         """int64[n]: prompt and outputs so far, i.e. what a (re-)admission must have in the pools. Not while running."""
-        check("request_state", self.row == 0, state=self.state.value, row=self.row)
+        check("request_state", self.row == 0, state=self.state, row=self.row)
         return np.concatenate([self.prompt, self.outputs.astype(np.int64)]) if len(self.outputs) else self.prompt
 
     def move_to(self, state: RequestState) -> None:
         """Change the state. Raises InvariantViolation for an illegal change, as for a second end (law 11)."""
         if state is RequestState.FINISHED:
             check("terminal_once", self.state is not RequestState.FINISHED, request_id=self.request_id)
-        check("request_state", (self.state, state) in _LEGAL, source=self.state.value, target=state.value)
+        check("request_state", (self.state, state) in _LEGAL, source=self.state, target=state)
         self.state = state

@@ -266,8 +266,8 @@ async def test_a_vector_that_is_not_finite_fails_its_own_request_only(
 def scaled(pool: Any, factor: float, *, first_only: bool = False) -> Any:
     """`Pooler.pool` whose vectors, or the first of each step, are multiplied by `factor`."""
 
-    def changed(self: Pooler, hidden: torch.Tensor, batch: Any) -> torch.Tensor:
-        vectors: torch.Tensor = pool(self, hidden, batch).clone()
+    def changed(self: Pooler, hidden: torch.Tensor, *given: Any) -> torch.Tensor:
+        vectors: torch.Tensor = pool(self, hidden, *given).clone()
         vectors[: 1 if first_only else None] *= factor
         return vectors
 
