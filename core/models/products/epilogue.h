@@ -52,14 +52,14 @@ class Epilogue {
     for (int64_t i = 0; i < room; i += kLanes) store(load(found + i) * load(scale + i) + load(shift + i), found + i);
   }
 
-  // Of x[rows][width], in place.
+  // Of x[rows][width], to `out`, which may be x.
   template <typename T>
-  void norm(Team& team, T* x, int64_t rows, int64_t width) const {
+  void norm(Team& team, const T* x, T* out, int64_t rows, int64_t width) const {
     if (!norm_) return;
     constexpr int64_t kTogether = 16;
     team.run((rows + kTogether - 1) / kTogether, [&](int64_t block, int64_t) {
       const int64_t first = block * kTogether, behind = std::min(rows, first + kTogether);
-      for (T* row = x + first * width; row < x + behind * width; row += width) norm_->apply(row, row, width);
+      for (int64_t at = first * width; at < behind * width; at += width) norm_->apply(x + at, out + at, width);
     });
   }
 

@@ -18,7 +18,9 @@ PRODUCTS = Library(
     at="core.models.products.extension:PRODUCTS",
     sources=(
         HERE.with_name("products.cpp"),
+        HERE.with_name("encoder_layer.h"),
         HERE.with_name("epilogue.h"),
+        HERE.with_name("product.h"),
         HERE.with_name("texts.h"),
         *(NATIVE / name for name in HEADERS),
     ),

@@ -26,6 +26,7 @@ from core.models.hf.self_check import CheckResult
 from core.models.mapped import own
 from core.models.products.extension import is_built, load_extension
 from core.models.products.joined import joined_in
+from core.models.products.layers import layers_in
 from core.models.products.packing import DTYPES, Forward, matrices_of, put_in_place
 from core.models.products.reads import alone_with_weights
 from core.native.kept_library import ExtensionUnavailable
@@ -183,6 +184,11 @@ class PackedProducts:
             put_in_place(twin.module, joined, self._names)
         self._attend = partial(extension.attend, self._crew)
         twin.attend_by(self._attend)
+        if self._joins:
+            layers = layers_in(twin.module, forwards, extension, twin.check)
+            forwards |= layers
+            self._names |= dict.fromkeys(layers, ())
+            put_in_place(twin.module, layers, self._names)
         result = twin.check()
         self._crew.rest()
         return forwards, result
