@@ -214,6 +214,10 @@ class RequestMemory:
         found = ((c.name, c.planned(rows, prefix_lens, extend_lens, pages, ahead)) for c in self.companions)
         return {name: writes for name, writes in found if writes is not None}
 
+    def takes(self, row: int) -> bool:
+        """Whether the cache keeps anything of the owner of `row`: else nothing need be offered."""
+        return self.cache.takes(self._salts[row])
+
     def offer(self, row: int, ids: Ints) -> None:
         """Give the whole pages that hold `ids` to the cache, where later requests find them; the row keeps using them.
 
@@ -245,7 +249,7 @@ class RequestMemory:
         self._writes.forget(row)
         count, held = len(ids) // self.page_size, int(self._count[row])
         owned = self._owned[row, :held]
-        if count * self.page_size > self._cached[row]:
+        if self.takes(row) and count * self.page_size > self._cached[row]:
             pages = self._pages[row, :count]
             # While the row's lock still holds: `insert` relies on the first `_cached` tokens being in the cache.
             result = self.cache.insert(ids[: count * self.page_size], pages, self._salts[row], int(self._cached[row]))
@@ -283,14 +287,6 @@ class RequestMemory:
         """The first `tokens` of `row` led to finite logits: see `SoundPages`."""
         self.sound.vouch(self._pages[row], tokens)
 
-    def shared(self, rows: Ints) -> Ints:
-        """int64[n]: tokens that each of `rows`, int64[n], found in the cache at admission.
-
-        Its owner reads their KV and did not compute it.
-        """
-        found: Ints = self._shared[rows]
-        return found
-
     def doubt(self, row: int, ids: Ints, computed_from: int) -> Doubt:
         """What must leave the cache because numbers of `row`, which holds `ids`, proved wrong. May split cache nodes.
 
@@ -321,7 +317,7 @@ class RequestMemory:
 
     def pages_found(self, rows: Ints) -> Ints:
         """int64[n]: how many pages of each of `rows`, int64[n], were cached when its owner was admitted."""
-        return self.shared(rows) // self.page_size
+        return self._shared[rows] // self.page_size
 
     def pages_taken(self, rows: Ints) -> Ints:
         """int64[n]: how many pages each of `rows`, int64[n], was given itself, those it put into the cache included."""

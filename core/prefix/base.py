@@ -106,6 +106,10 @@ class PrefixCache(ABC):
         Returns the pages that the cache drops because of it, for the caller to free; empty for a cache that retains.
         """
 
+    def takes(self, salt: str) -> bool:
+        """Whether anything that is offered under `salt` is kept; where nothing is, nothing need be offered."""
+        return True
+
     @abstractmethod
     def insert(self, ids: Ids, pages: Pages, salt: str, owned_from: int) -> InsertResult:
         """Offer `pages`, which hold or will hold the first `len(pages) * page_size` tokens of `ids`.

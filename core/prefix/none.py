@@ -44,6 +44,10 @@ class NoPrefixCache(PrefixCache):
         self._groups.unlock(node)
         return self._groups.clear()
 
+    def takes(self, salt: str) -> bool:
+        """Whether `salt` is a group's."""
+        return salt.startswith(GROUP_MARK)
+
     def insert(self, ids: Ids, pages: Pages, salt: str, owned_from: int) -> InsertResult:
         """Offer pages to the request's group. Outside groups nothing is adopted, and every page stays the caller's."""
         if salt.startswith(GROUP_MARK):

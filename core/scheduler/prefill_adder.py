@@ -157,10 +157,9 @@ class PrefillAdder:
 
     def _next_row(self, turn: Prompts) -> int | None:
         """The first of `started` that goes on in this step; the others wait for a step that may tell more tokens."""
-        return next((row for row in turn.started if self._may_be_told(self._owner(row))), None)
-
-    def _may_be_told(self, req: Req) -> bool:
-        return self._scored_left > 0 or not req.scores
+        if self._scored_left > 0:
+            return turn.started[0] if turn.started else None
+        return next((row for row in turn.started if not self._owner(row).scores), None)
 
     def _rejoins(self, req: Req) -> bool:
         rejoining = self._lifecycle.rejoining
@@ -294,6 +293,6 @@ class PrefillAdder:
 
         Each offer walks from the root of the tree. Doubling keeps all offers of one prompt together at O(prompt).
         """
-        if final or planned >= 2 * self._offered[row]:
+        if self._memory.takes(row) and (final or planned >= 2 * self._offered[row]):
             self._memory.offer(row, self._owner(row).images.keyed(self._running.ids(row, planned)))
             self._offered[row] = planned

@@ -123,7 +123,7 @@ class ResultProcessor:
         violated = result.violated
         failed = 0
         untrusted = places[bad[places]]
-        for place in untrusted[np.argsort(self._memory.shared(result.rows[untrusted]), kind="stable")].tolist():
+        for place in untrusted[np.argsort(self._memory.pages_found(result.rows[untrusted]), kind="stable")].tolist():
             if not self._is_current(result, np.array([place]))[0]:
                 # Retracted above, as a reader of what an earlier one computed.
                 continue
@@ -168,7 +168,7 @@ class ResultProcessor:
         finite: Bools = np.asarray(np.isfinite(vectors.values).all(axis=1), np.bool_)
         rows, generations = vectors.rows.tolist(), vectors.generations.tolist()
         # Embeddings that fail come first, in the order of `_fail_untrusted`: others may have read what they computed.
-        for place in np.lexsort((self._memory.shared(vectors.rows), finite)).tolist():
+        for place in np.lexsort((self._memory.pages_found(vectors.rows), finite)).tolist():
             if not is_owner(rows[place], generations[place]):
                 continue
             req = self._running.owner(rows[place])

@@ -49,19 +49,15 @@ class WaitingQueue:
         line = self._lines.get(req.tenant)
         if line is None:
             line = self._lines[req.tenant] = WaitingLine(self.policy)
-        self._length -= len(line)
-        line.push(req)
-        self._length += len(line)
+        self._length += line.push(req)
 
     def remove(self, req: Req) -> None:
         """Take `req` out, wherever it stands; no-op if it does not wait."""
         line = self._lines.get(req.tenant)
         if line is None:
             return
-        self._length -= len(line)
-        line.remove(req)
-        self._length += len(line)
-        if not len(line):
+        self._length -= line.remove(req)
+        if not line:
             del self._lines[req.tenant]
 
     def best(self, match_len: Callable[[Req], int], tenant: str = "", *, scoring: bool = True) -> Req | None:
@@ -103,22 +99,25 @@ class WaitingLine:
     def __contains__(self, req: Req) -> bool:
         return id(req) in self._here
 
-    def push(self, req: Req) -> None:
-        """Queue a new or retracted request; its key decides its place. No-op if it waits already."""
-        if id(req) not in self._here:
-            self._pushes += 1
-            self._here[id(req)] = self._pushes
-            heap = self._scoring if req.scores else self._others
-            heapq.heappush(heap, (self.policy.key(req), self._pushes, req))
+    def push(self, req: Req) -> bool:
+        """Queue a new or retracted request; its key decides its place. Returns whether it did not wait already."""
+        if id(req) in self._here:
+            return False
+        self._pushes += 1
+        self._here[id(req)] = self._pushes
+        heap = self._scoring if req.scores else self._others
+        heapq.heappush(heap, (self.policy.key(req), self._pushes, req))
+        return True
 
-    def remove(self, req: Req) -> None:
-        """Take `req` out, wherever it stands; no-op if it does not wait."""
-        self._here.pop(id(req), None)
+    def remove(self, req: Req) -> bool:
+        """Take `req` out, wherever it stands; returns whether it waited."""
+        waited = self._here.pop(id(req), None) is not None
         if len(self._others) + len(self._scoring) > 2 * len(self._here) + FEW:
             # Entries that never come to the head would else be walked past, and keep their requests alive, for ever.
             for heap in (self._others, self._scoring):
                 heap[:] = filter(self._counts, heap)
                 heapq.heapify(heap)
+        return waited
 
     def best(self, match_len: Callable[[Req], int], *, scoring: bool = True) -> Req | None:
         """The request to admit next, which stays queued; None when none waits. `scoring`: as of `WaitingQueue`."""
@@ -126,15 +125,14 @@ class WaitingLine:
         return self.policy.choose(head, match_len) if head else None
 
     def _head(self, count: int, *, scoring: bool = True) -> list[Req]:
-        heaps = [heap for heap in ((self._others, self._scoring) if scoring else (self._others,)) if heap]
-        for heap in heaps:
+        heaps = list[list[Entry]]()
+        for heap in (self._others, self._scoring) if scoring else (self._others,):
             while heap and not self._counts(heap[0]):
                 heapq.heappop(heap)
-        heaps = [heap for heap in heaps if heap]
-        if not heaps:
-            return []
-        if count == 1:
-            return [min(heap[0] for heap in heaps)[2]]
+            if heap:
+                heaps.append(heap)
+        if count == 1 and heaps:
+            return [min(heap[0] for heap in heaps)[2] if len(heaps) > 1 else heaps[0][0][2]]
         return self._smallest(count, heaps)
 
     def _smallest(self, count: int, heaps: list[list[Entry]]) -> list[Req]:

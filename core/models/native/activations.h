@@ -26,17 +26,25 @@ inline Activation activation_of(const std::string& name) {
 // Within 2e-7 of it.
 inline Floats tanh_of(Floats x) { return 1.0f - 2.0f / (exp_of(2.0f * x) + 1.0f); }
 
-// Within 2e-7 of it: Abramowitz and Stegun, 7.1.26.
+// Within 4e-7 of it, and a NaN for a NaN. A quotient of polynomials in x^2, fitted to the largest error on [0, 4], behind which
+// it is 1. One by way of an exponential (Abramowitz and Stegun, 7.1.26) takes twice as many operations.
 inline Floats erf_of(Floats x) {
-  const Floats size = x < 0.0f ? -x : x;
-  const Floats t = 1.0f / (1.0f + 0.3275911f * size);
-  Floats p = Floats{} + 1.061405429f;
-  p = p * t - 1.453152027f;
-  p = p * t + 1.421413741f;
-  p = p * t - 0.284496736f;
-  p = p * t + 0.254829592f;
-  const Floats found = 1.0f - p * t * exp_of(-size * size);
-  return x < 0.0f ? -found : found;
+  x = x < -4.0f ? Floats{} - 4.0f : x;
+  x = x > 4.0f ? Floats{} + 4.0f : x;
+  const Floats u = x * x;
+  Floats p = Floats{} + 1.974797e-06f;
+  p = p * u + 2.8803834e-04f;
+  p = p * u + 4.0036314e-03f;
+  p = p * u + 5.346744e-02f;
+  p = p * u + 1.9624905e-01f;
+  p = p * u + 1.128379f;
+  Floats q = Floats{} + 3.748035e-05f;
+  q = q * u + 1.2163509e-03f;
+  q = q * u + 1.5444401e-02f;
+  q = q * u + 1.1647641e-01f;
+  q = q * u + 5.0725234e-01f;
+  q = q * u + 1.0f;
+  return x * p / q;
 }
 
 template <Activation kind>

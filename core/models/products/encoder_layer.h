@@ -90,9 +90,12 @@ class EncoderLayer {
     TORCH_CHECK(x.dim() == 3 && x.size(0) == 1, "a layer takes a row of tokens, and ", x.sizes(), " came");
     const Texts texts(places, x.size(1));
     const Tensor in = norms_before_ ? normed(x, 0) : x;
-    const Tensor seen = seen_of(products_[0]->apply(in), products_[1]->apply(in), products_[2]->apply(in), texts);
-    const Tensor between = products_[3]->joined(seen, behind(0), x);
-    const Tensor inner = products_[4]->joined(norms_before_ ? normed(between, 1) : between, activation_, std::nullopt);
+    Tensor rooms[kProducts - 1];
+    for (size_t i = 0; i < kProducts - 1; ++i) rooms[i] = crew().room(i, x, products_[i]->outputs());
+    const auto& [queries, keys, values, between, inner] = rooms;
+    for (size_t i = 0; i < 3; ++i) products_[i]->write(in, rooms[i]);
+    products_[3]->write_joined(seen_of(queries, keys, values, texts), behind(0), x, between);
+    products_[4]->write_joined(norms_before_ ? normed(between, 1) : between, activation_, std::nullopt, inner);
     return products_[5]->joined(inner, behind(1), between);
   }
 
@@ -106,7 +109,7 @@ class EncoderLayer {
   Tensor normed(const Tensor& x, int norm) const {
     const Tensor given = x.contiguous();
     norms_[norm].check(x.size(2));
-    Tensor found = at::empty_like(given);
+    const Tensor found = crew().room(kProducts, x, x.size(2));
     if (x.scalar_type() == at::kFloat) {
       norms_[norm].norm(crew().team, given.const_data_ptr<float>(), found.mutable_data_ptr<float>(), x.size(1), x.size(2));
     } else {
@@ -120,7 +123,7 @@ class EncoderLayer {
     const Shape shape{heads_, kv_heads_, q.size(2) / heads_};
     TORCH_CHECK(q.size(2) == shape.q_width() && k.size(2) == shape.kv_width() && v.size(2) == shape.kv_width(),
                 "heads do not share queries ", q.sizes(), ", keys ", k.sizes(), " and values ", v.sizes());
-    Tensor seen = at::empty_like(q);
+    Tensor seen = crew().room(kProducts - 1, q, q.size(2));
     attend(crew(), shape, texts.weighing(scale_, distances_, crew().buffers), q, k, v, texts, seen);
     return seen;
   }

@@ -29,9 +29,20 @@ struct Crew {
 
   void rest() { team.rest(); }
 
+  // [.., width] of the type of x [.., K], kept from step to step: memory that is new each time is mapped page by page.
+  Tensor room(size_t place, const Tensor& x, int64_t width) {
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape.back() = width;
+    const int64_t bytes = x.numel() / std::max<int64_t>(1, x.size(-1)) * width * x.element_size();
+    if (rooms.size() <= place) rooms.resize(place + 1);
+    if (!rooms[place].defined() || rooms[place].numel() < bytes) rooms[place] = at::empty({bytes}, at::kByte);
+    return rooms[place].narrow(0, 0, bytes).view(x.scalar_type()).view(shape);
+  }
+
   Team team;
   std::vector<Scratch> scratch;
   Scratch buffers;
+  std::vector<Tensor> rooms;
   // Held while the team works: it takes one caller at a time.
   std::mutex busy;
 };
@@ -83,11 +94,33 @@ class Product {
 
   Crew& crew() const { return *crew_; }
 
+  virtual int64_t outputs() const = 0;
   // Multiplications for rows of x [..., K].
   virtual int64_t work(const Tensor& x) const = 0;
-  virtual Tensor apply(const Tensor& x) const = 0;
-  // What `epilogue` makes of it, and of `residual`, which is as wide, or none.
-  virtual Tensor joined(const Tensor& x, const Epilogue& epilogue, const MaybeTensor& residual) const = 0;
+  // Outputs of x [..., K] to `out` [..., N], dense.
+  virtual void write(const Tensor& x, const Tensor& out) const = 0;
+  // What `epilogue` makes of them, and of `residual`, which is as wide, or none.
+  virtual void write_joined(const Tensor& x, const Epilogue& epilogue, const MaybeTensor& residual,
+                            const Tensor& out) const = 0;
+
+  Tensor empty(const Tensor& x) const {
+    std::vector<int64_t> shape = x.sizes().vec();
+    TORCH_CHECK(!shape.empty(), "rows are multiplied");
+    shape.back() = outputs();
+    return at::empty(shape, x.options());
+  }
+
+  Tensor apply(const Tensor& x) const {
+    const Tensor out = empty(x);
+    write(x, out);
+    return out;
+  }
+
+  Tensor joined(const Tensor& x, const Epilogue& epilogue, const MaybeTensor& residual) const {
+    const Tensor out = empty(x);
+    write_joined(x, epilogue, residual, out);
+    return out;
+  }
 
  private:
   SharedCrew crew_;
@@ -99,15 +132,18 @@ class ProductOf final : public Product {
   ProductOf(SharedCrew crew, const Tensor& weight, const MaybeTensor& scale, const MaybeTensor& bias)
       : Product(std::move(crew)), inputs_(weight.size(1)), linear_(weight, scale, bias, std::nullopt) {}
 
+  int64_t outputs() const override { return linear_.outputs(); }
+
   int64_t work(const Tensor& x) const override { return rows_of(x, inputs_) * linear_.outputs() * linear_.depth(); }
 
-  Tensor apply(const Tensor& x) const override {
-    return made(x, [&](const T* from, int64_t rows, T* out) {
-      linear_.write(crew().team, crew().scratch, from, rows, out, linear_.outputs());
+  void write(const Tensor& x, const Tensor& out) const override {
+    fill(x, out, [&](const T* from, int64_t rows, T* to) {
+      linear_.write(crew().team, crew().scratch, from, rows, to, linear_.outputs());
     });
   }
 
-  Tensor joined(const Tensor& x, const Epilogue& epilogue, const MaybeTensor& residual) const override {
+  void write_joined(const Tensor& x, const Epilogue& epilogue, const MaybeTensor& residual,
+                    const Tensor& out) const override {
     const int64_t outputs = linear_.outputs();
     epilogue.check(outputs);
     TORCH_CHECK(!residual || (residual->size(-1) == outputs && residual->numel() == rows_of(x, inputs_) * outputs &&
@@ -115,32 +151,27 @@ class ProductOf final : public Product {
                 "nothing as wide as ", outputs, " outputs is added to them");
     const MaybeTensor added = residual ? MaybeTensor(residual->contiguous()) : std::nullopt;
     const T* add = added ? added->template const_data_ptr<T>() : nullptr;
-    return made(x, [&](const T* from, int64_t rows, T* out) {
-      linear_.write(crew().team, crew().scratch, from, rows, out, outputs,
+    fill(x, out, [&](const T* from, int64_t rows, T* to) {
+      linear_.write(crew().team, crew().scratch, from, rows, to, outputs,
                     [&](int64_t row, int64_t first, float* found, int64_t count) {
                       epilogue.apply(found, first, count, add == nullptr ? nullptr : add + row * outputs + first);
                     });
-      epilogue.norm(crew().team, out, out, rows, outputs);
+      epilogue.norm(crew().team, to, to, rows, outputs);
     });
   }
 
  private:
-  // [..., N] that `write` fills, from the rows of x [..., K] as products read them.
-  template <typename Write>
-  Tensor made(const Tensor& x, const Write& write) const {
+  // Has `make` fill `out` from the rows of x [..., K] as products read them.
+  template <typename Make>
+  void fill(const Tensor& x, const Tensor& out, const Make& make) const {
     TORCH_CHECK(x.scalar_type() == c10::CppTypeToScalarType<T>::value, "weights are not of type ", x.dtype());
-    const int64_t rows = rows_of(x, inputs_), outputs = linear_.outputs(), depth = linear_.depth();
-    std::vector<int64_t> shape = x.sizes().vec();
-    shape.back() = outputs;
+    const int64_t rows = rows_of(x, inputs_), depth = linear_.depth();
     const Tensor given = x.contiguous();
-    Tensor made = at::empty(shape, x.options());
     const T* from = given.const_data_ptr<T>();
-    T* out = made.mutable_data_ptr<T>();
     // Tiles read rows behind the last.
     if (depth != inputs_ || (sizeof(T) == 2 && rows % kRows != 0))
       from = lined_up(crew(), from, inputs_, rows, depth, [](int64_t row) { return row; });
-    write(from, rows, out);
-    return made;
+    make(from, rows, out.mutable_data_ptr<T>());
   }
 
   int64_t inputs_;

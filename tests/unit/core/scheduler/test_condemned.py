@@ -99,7 +99,7 @@ def test_pages_of_an_earlier_admission_go_as_well() -> None:
     until(harness, bad, 7)
     harness.scheduler._lifecycle.retract(bad)
     until(harness, bad, 9)
-    assert harness.memory.shared(bad.row) > 8
+    assert harness.memory.pages_found(np.array([bad.row]))[0] * harness.memory.page_size > 8
     fail(harness, bad)
     harness.drain()
     assert harness.memory.cache.cached_pages == 0

@@ -165,7 +165,7 @@ def test_what_a_request_finds_of_its_own_as_it_comes_back_is_condemned_with_it()
     world.memory.offer(req.row, prompt)
     life.retract(req)
     world.land()
-    assert life.admit(req, 0, 0.0) and world.memory.shared(req.row) == 2 * CHUNK
+    assert life.admit(req, 0, 0.0) and world.memory.pages_found(np.array([req.row])).tolist() == [2 * CHUNK // PAGE]
     life.condemn(Ending(req, error=RequestFailed("no number")))
     assert world.memory.cache.cached_pages == 0
     world.check()
