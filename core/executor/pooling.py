@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from core.batch.pooling_batch import PooledSegment, PoolingBatch
 from core.device.shortage import MEMORY_ERRORS, is_out_of_memory
@@ -56,8 +57,9 @@ class Pooler:
         width = max(hidden.shape[1], 0 if self._head is None else self._head.count)
         kinds = dict.fromkeys(segment.pooling for segment in batch.segments)
         found = {kind: self._found(kind, hidden, batch, self._partial, staging) for kind in kinds}
-        if len(found) == 1 and (vectors := next(iter(found.values()))).shape[1] == width:
-            return vectors
+        if len(found) == 1:
+            (vectors,) = found.values()
+            return functional.pad(vectors, (0, width - vectors.shape[1]))
         vectors = hidden.new_zeros(len(batch.rows), width, dtype=torch.float32)
         left = {kind: iter(each) for kind, each in found.items()}
         for place, segment in enumerate(each for each in batch.segments if each.final):

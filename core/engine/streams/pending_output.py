@@ -41,6 +41,7 @@ class PendingOutput:
         "done",
         "finished",
         "ids",
+        "in_line",
         "index",
         "logprobs",
         "looks_at_tokens",
@@ -68,6 +69,8 @@ class PendingOutput:
         self.index = index
         self.done = False
         """Whether the output has ended or is about to: tokens that still arrive for it are dropped."""
+        self.in_line = False
+        """Whether its stream has it among those that its reader looks at."""
         self.stop_match: str | None = None
         """The stop string that was found in the text; None until then."""
         self.finished: Finished | None = None

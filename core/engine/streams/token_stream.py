@@ -92,6 +92,7 @@ class TokenStream:
     def _forget(self) -> None:
         self._ready.clear()
         for output in self.outputs:
+            output.in_line = False
             output.discard()
             self._discharge(output)
 
@@ -103,7 +104,8 @@ class TokenStream:
         """Wake the reader: `output` may have something to read."""
         if self._discarded:
             output.discard()
-        elif output not in self._ready:
+        elif not output.in_line:
+            output.in_line = True
             self._ready.append(output)
         self._wake()
 
@@ -193,7 +195,7 @@ class TokenStream:
             output = self._ready[0]
             event = self._taken(output)
             if not output.readable:
-                self._ready.popleft()
+                self._ready.popleft().in_line = False
             if event is not None:
                 return event
         return None
