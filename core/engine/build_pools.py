@@ -34,6 +34,7 @@ from core.memory.recurrent.state_slots import StateSlots
 from core.memory.recurrent.state_snapshots import Tracking
 from core.memory.req_to_token_pool import ReqToTokenPool
 from core.memory.request_memory import RequestMemory
+from core.memory.row_memory import RowMemory
 from core.memory.window.window_pages import NAME as WINDOW
 from core.memory.window.window_pages import WindowPages
 from core.memory.window.window_pool import SlidingWindowPool
@@ -127,10 +128,11 @@ def build_pools(
         followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
         windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW, format)
         companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
+    held_by = RequestMemory if spec.kv_layers or followers else RowMemory
     kv = KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device, format=format)
     tenant, each = None if kept == "none" else adapters.table.tenant, kv.bytes_per_token + kept_each
     return Pools(
-        memory=RequestMemory(requests.rows, allocator, cache, context, followers, spec.reach),
+        memory=held_by(requests.rows, allocator, cache, context, followers, spec.reach),
         requests=requests,
         kv=kv,
         context_length=context,

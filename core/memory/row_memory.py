@@ -1,0 +1,48 @@
+"""What requests hold of a model that keeps nothing of its tokens between two steps: an encoder of whole texts."""
+
+from __future__ import annotations
+
+from core.memory.request_memory import RequestMemory
+from core.memory.seat import Seat
+from core.memory.usable_prefix import Usable
+from core.types.arrays import Ints
+
+
+class RowMemory(RequestMemory):
+    """A row each, and no pages: there are no keys and values to be in them.
+
+    Of a small encoder, pages of a short text took the host as long as all of its tokens took the model.
+    """
+
+    def would_admit(
+        self, ids: Ints, salt: str, reserve_pages: int, leaving: Ints, *, encoder_tokens: int = 0, usable: Usable = int
+    ) -> int | None:
+        """0 where a row is free once those of `leaving` are, else None."""
+        return 0 if self.rows.available or len(leaving) else None
+
+    def admit(
+        self,
+        ids: Ints,
+        salt: str,
+        reserve_pages: int,
+        *,
+        encoder_tokens: int = 0,
+        adapter_slot: int = 0,
+        at_most: int | None = None,
+        elsewhere: int = 0,
+        usable: Usable = int,
+    ) -> Seat | None:
+        """A row; None, and no change, where none is free."""
+        taken = self.rows.alloc()
+        return None if taken is None else Seat(*taken, 0)
+
+    def takes(self, row: int) -> bool:
+        """Never: there is nothing to keep."""
+        return False
+
+    def release(self, row: int, generation: int, ids: Ints) -> None:
+        """Give back `row`."""
+        self.rows.free(row, generation)
+
+    def vouch(self, row: int, tokens: int) -> None:
+        """Nothing: no page depends on it."""
