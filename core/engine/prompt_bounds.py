@@ -52,4 +52,5 @@ class PromptBounds:
     def _foreign(self, ids: Ints) -> Ints:
         """int64[m]: the places in `ids` of ids that have no logit."""
         # Without a sign, ids below 0 are beyond any vocabulary: one comparison for both.
-        return np.flatnonzero(ids.view(np.uint64) >= self.vocab_size)
+        found: Ints = (ids.view(np.uint64) >= self.vocab_size).nonzero()[0]
+        return found

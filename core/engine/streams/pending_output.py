@@ -217,7 +217,8 @@ class PendingOutput:
         """Forget what was not taken: the reader is gone, or an error tells it of the gap."""
         self._position += len(self.ids)
         self.ids.clear()
-        self.logprobs = TokenLogprobs()
+        if self.logprobs:
+            self.logprobs = TokenLogprobs()
         self._decoded, self._text, self.finished = 0, "", None
 
     def give_up(self) -> None:
