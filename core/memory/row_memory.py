@@ -14,6 +14,10 @@ class RowMemory(RequestMemory):
     Of a small encoder, pages of a short text took the host as long as all of its tokens took the model.
     """
 
+    def fits_alone(self, total_tokens: int, encoder_tokens: int = 0) -> bool:
+        """Always: how long a text may be is the model's affair."""
+        return True
+
     def would_admit(
         self, ids: Ints, salt: str, reserve_pages: int, leaving: Ints, *, encoder_tokens: int = 0, usable: Usable = int
     ) -> int | None:

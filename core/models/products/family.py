@@ -177,18 +177,14 @@ class PackedProducts:
         self._mostly = _share_of(twin.module, [owners[name][1] for name in forwards]) >= MOST
         self._names = {name: found[name].names for name in forwards}
         put_in_place(twin.module, forwards, self._names)
-        if self._joins:
-            joined = joined_in(twin.module, forwards, extension)
-            forwards |= joined
-            self._names |= dict.fromkeys(joined, ())
-            put_in_place(twin.module, joined, self._names)
         self._attend = partial(extension.attend, self._crew)
         twin.attend_by(self._attend)
         if self._joins:
             layers = layers_in(twin.module, forwards, extension, twin.check)
-            forwards |= layers
-            self._names |= dict.fromkeys(layers, ())
-            put_in_place(twin.module, layers, self._names)
+            wider = layers | joined_in(twin.module, forwards, extension)
+            forwards |= wider
+            self._names |= dict.fromkeys(wider, ())
+            put_in_place(twin.module, wider, self._names)
         result = twin.check()
         self._crew.rest()
         return forwards, result

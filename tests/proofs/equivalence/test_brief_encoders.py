@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from core.models.products.family import PackedProducts
@@ -34,6 +35,17 @@ async def test_products_hear_how_long_the_longest_text_is(
         told.clear()
         await embed(made, [5, 6, 7], [8, 9, 10, 11, 12])
     assert told == {longest}
+
+
+async def test_texts_need_no_room_for_keys_and_values(tmp_path: Path) -> None:
+    """Here there is some for 16 tokens; each of these texts has 100, and there are more of them than rows."""
+    text = tuple(range(5, 105))
+    async with engine(make_encoder("bert", tmp_path), rows=4, pool=16) as made:
+        answers = await embed(made, *[text] * 9)
+        assert len(answers.embeddings) == 9
+        for each in answers.embeddings:
+            np.testing.assert_allclose(each.values, answers.embeddings[0].values, atol=1e-5)
+        assert {pool.name: pool.used for pool in made.stats.pools} == {"req": 0, "kv_page": 0}
 
 
 async def test_products_are_told_nothing_of_texts_that_share_operations(tmp_path: Path, told: set[int | None]) -> None:

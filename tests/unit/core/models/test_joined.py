@@ -215,6 +215,7 @@ def test_layers_of_every_type_give_what_they_give_apart(
 ) -> None:
     path = str(make_encoder(kind, tmp_path))
     joined = list[str]()
+    monkeypatch.setattr(family, "layers_in", lambda *_: {})
 
     def noted(*given: Any) -> Any:
         found = joined_in(*given)
@@ -246,6 +247,7 @@ def test_a_copy_of_a_module_uses_parts_of_its_own(products_code: Any, crew: Any)
 
 def test_what_joins_wrongly_serves_no_text(products_code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole model is compared with it in place."""
+    monkeypatch.setattr(family, "layers_in", lambda *_: {})
     monkeypatch.setattr(family, "joined_in", lambda model, *_: {"encoder.layer.1.output": lambda x, given: given})
     model = load_model(ModelConfig(str(make_encoder("bert", tmp_path)), native="wait"), torch.device("cpu"))
     assert isinstance(model, EncoderOnlyModel) and isinstance(model.products, PackedProducts)
@@ -279,6 +281,7 @@ def test_decoders_keep_modules_apart(products_code: Any, monkeypatch: pytest.Mon
         calls.append(given)
         return {}
 
+    monkeypatch.setattr(family, "layers_in", lambda *_: {})
     monkeypatch.setattr(family, "joined_in", noted)
     for joins in (False, True):
         model = Proved()

@@ -68,3 +68,9 @@ def test_a_clients_salt_cannot_name_a_group() -> None:
     assert not none.namespace(group_salt("1"), None).startswith(GROUP_MARK)
     assert none.namespace("tenant", "5") == group_salt("5")
     assert radix.namespace("tenant", "5") == radix.namespace("tenant", None) == "tenant"
+
+
+def test_it_says_of_which_namespaces_it_keeps_anything() -> None:
+    cache = NoPrefixCache(16)
+    assert cache.takes(cache.namespace("a", "g")) and not cache.takes(cache.namespace("a", None))
+    assert RadixCache(16).takes("")

@@ -74,3 +74,13 @@ def test_requests_that_left_are_let_go(told: bool) -> None:
     del gone
     gc.collect()
     assert sum(ref() is not None for ref in refs) <= FEW + 2
+
+
+def test_a_request_waits_once() -> None:
+    queue, first, other = WaitingQueue(Recorded(1)), req(1, 0, told=False), req(2, 0, told=False)
+    for given in (first, first, other):
+        queue.push(given)
+    assert len(queue) == queue.waiting_of("") == 2
+    for gone, left in ((first, 1), (first, 1), (other, 0), (other, 0)):
+        queue.remove(gone)
+        assert len(queue) == queue.waiting_of("") == left
