@@ -128,11 +128,10 @@ def build_pools(
         followers.append(WindowPages(pages.window, pages.kv, requests.num_rows, bounds))
         windowed = KVPool(layers.windowed, pages.window, memory.page_size, spec.dtype, streams.device, WINDOW, format)
         companions[WINDOW] = SlidingWindowPool(windowed, pages.kv)
-    held_by = RequestMemory if spec.kv_layers or followers else RowMemory
     kv = KVPool(layers.full, pages.kv, memory.page_size, spec.dtype, streams.device, format=format)
     tenant, each = None if kept == "none" else adapters.table.tenant, kv.bytes_per_token + kept_each
     return Pools(
-        memory=held_by(requests.rows, allocator, cache, context, followers, spec.reach),
+        memory=_held(spec, followers)(requests.rows, allocator, cache, context, followers, spec.reach),
         requests=requests,
         kv=kv,
         context_length=context,
@@ -142,6 +141,11 @@ def build_pools(
         host=_host_memory(config, each, companions, tenant, drafts),
         drafts=None if keeps is None else _draft_pool(keeps, pages.kv, memory, streams.device),
     )
+
+
+def _held(spec: ModelSpec, followers: Sequence[Companion]) -> type[RequestMemory]:
+    """What its requests hold: without keys, values and states a row is all."""
+    return RequestMemory if spec.kv_layers or followers else RowMemory
 
 
 def _host_memory(
