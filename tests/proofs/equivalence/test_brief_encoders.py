@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from core.models.products.family import PackedProducts
+from core.types.io import EmbedResult
 from tests.proofs.equivalence.test_embeddings import embed, engine
 from tests.support.encoders import make_encoder
 
@@ -41,8 +43,8 @@ async def test_texts_need_no_room_for_keys_and_values(tmp_path: Path) -> None:
     """Here there is some for 16 tokens; each of these texts has 100, and there are more of them than rows."""
     text = tuple(range(5, 105))
     async with engine(make_encoder("bert", tmp_path), rows=4, pool=16) as made:
-        answers = await embed(made, *[text] * 9)
-        assert len(answers.embeddings) == 9
+        (answers,) = await asyncio.gather(embed(made, *[text] * 9), return_exceptions=True)
+        assert isinstance(answers, EmbedResult) and len(answers.embeddings) == 9, answers
         for each in answers.embeddings:
             np.testing.assert_allclose(each.values, answers.embeddings[0].values, atol=1e-5)
         assert {pool.name: pool.used for pool in made.stats.pools} == {"req": 0, "kv_page": 0}
