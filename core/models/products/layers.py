@@ -144,7 +144,7 @@ class _Watch:
         contexts = {id(each): each for each in (getattr(module, CONTEXT) for module in modules.values())}
         before = [(context, context.attend) for context in contexts.values()]
         for context, attend in before:
-            context.attend = self._noting(context, attend)
+            context.attend = self._noting(attend)
         for name, module in modules.items():
             vars(module)["forward"] = self._entered(name, module, module.forward)
         try:
@@ -155,7 +155,7 @@ class _Watch:
             for context, attend in before:
                 context.attend = attend
 
-    def _noting(self, context: Any, attend: Attend) -> Attend:
+    def _noting(self, attend: Attend) -> Attend:
         def noted(
             query: torch.Tensor,
             key: torch.Tensor,
@@ -166,8 +166,7 @@ class _Watch:
             distances: torch.Tensor | None = None,
         ) -> None:
             lasts = distances is None or distances.data_ptr() in self._buffers
-            known = lasts and tuple(texts) == tuple(context.texts)
-            self._attended.append(Attended(query.shape[1], key.shape[1], scale, distances) if known else None)
+            self._attended.append(Attended(query.shape[1], key.shape[1], scale, distances) if lasts else None)
             attend(query, key, value, texts, scale, out, distances)
 
         return noted
