@@ -84,3 +84,11 @@ def test_a_request_waits_once() -> None:
     for gone, left in ((first, 1), (first, 1), (other, 0), (other, 0)):
         queue.remove(gone)
         assert len(queue) == queue.waiting_of("") == left
+
+
+def test_only_older_requests_are_passed_over() -> None:
+    queue, first, second, third = WaitingQueue(Recorded(7)), *(req(number, 0, told=False) for number in (1, 2, 3))
+    for given in (first, second, third):
+        queue.push(given)
+    queue.took(second)
+    assert [each.passed_over for each in (first, second, third)] == [1, 0, 0]
