@@ -34,5 +34,5 @@ def test_a_text_that_leaves_takes_no_image_along() -> None:
     moved = running.deltas_of(np.array([2]))
     assert moved is not None and moved.tolist() == [-2]
     running.remove(seeing)
-    running.add(text, Seat(2, 1, 0))
+    running.add(req(3), Seat(2, 1, 0))
     assert running.deltas_of(np.array([2])) is None
