@@ -180,7 +180,8 @@ class _Watch:
                 found, beside = answer[0], len(answer) - 1
             rows = given[0] if given else named.get("hidden_states")
             if isinstance(rows, torch.Tensor) and isinstance(found, torch.Tensor) and rows.shape == found.shape:
-                seen = Seen(rows, getattr(module, CONTEXT).texts, found, beside, self._attended)
+                # A copy: what other modules attend to behind it is not this layer's.
+                seen = Seen(rows, getattr(module, CONTEXT).texts, found, beside, [*self._attended])
                 self.seen.setdefault(name, []).append(seen)
             return answer
 

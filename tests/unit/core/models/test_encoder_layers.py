@@ -254,6 +254,21 @@ def test_a_layer_that_computes_it_once_only_stays(products_code: Any, crew: Any)
     assert set(twice) == {"layers.same"}
 
 
+def test_attention_of_other_modules_is_not_the_layers(products_code: Any, crew: Any) -> None:
+    """Behind it is one that is no layer, and attends."""
+    model = Model({"behind": Layer(), "other": Layer("a weight")}, products_code, crew)
+    assert set(model.found()) == {"behind"}
+
+
+def test_a_step_may_be_longer_than_those_before(products_code: Any) -> None:
+    model = Model({"behind": Layer()}, products_code, products_code.Crew(2, False))
+    (forward,) = model.found().values()
+    for lens in ((3,), (200, 9), (1, 4)):
+        x = torch.randn(1, sum(lens), WIDTH)
+        model.slipstream_context.texts = tuple(texts_of(lens))
+        close(forward(x), model.layers["behind"](x).detach())
+
+
 def test_nothing_of_the_watch_is_left(products_code: Any, crew: Any) -> None:
     model = Model({"behind": Layer()}, products_code, crew)
     attend = model.slipstream_context.attend
