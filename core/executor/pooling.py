@@ -21,8 +21,7 @@ class Pooler:
     """Keeps for each row what the earlier chunks of its prompt add to its vector. Forward stream only (law 2).
 
     A segment at position 0 starts afresh, so nothing remains of the row's former owner or of a request that was
-    retracted halfway. What a step has of one kind is computed at once: of 128 short texts one by one took as long as a
-    small model's layers.
+    retracted halfway. What a step has of one kind is computed at once: one by one 128 short texts took 4 ms, not 1.
     """
 
     def __init__(self, pool: ReqToTokenPool, head: LabelHead | None = None) -> None:

@@ -72,6 +72,7 @@ def encoders(models: str, dtypes: str, rounds: int, threads: int | None, peer_py
         names = chosen(models)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--models") from None
+    # As `slipstream serve` has it where it writes to the clients itself.
     shorten_switch_interval(writes=True)
     count = threads or usable_cpus()
     click.echo("| model | dtype | work | texts/s | peer's | ours, times |\n|---|---|---|---|---|---|")

@@ -45,8 +45,7 @@ inline void check_distances(const MaybeTensor& distances, int64_t heads) {
 // Writes to out [1, T, H, D] what the tokens of `places`, texts from one to the other, see of their own text. q [1, H, T, D],
 // k and v [1, K, T, D]; `distances` as `Texts::weighing` has them, or none.
 inline void attend_to_texts(const SharedCrew& crew, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const Places& places, double scale, Tensor out,
-                     const MaybeTensor& distances) {
+                            const Places& places, double scale, Tensor out, const MaybeTensor& distances) {
   TORCH_CHECK(q.dim() == 4 && q.size(0) == 1 && k.sizes() == v.sizes() && k.dim() == 4 && k.size(3) == q.size(3) &&
                   q.size(2) == k.size(2) && q.size(1) % k.size(1) == 0,
               "queries ", q.sizes(), " do not go with keys ", k.sizes(), " and values ", v.sizes());
