@@ -106,7 +106,7 @@ class StateBooks:
         """How far a running request could be resumed after this step, were it to give way, never falls by itself.
 
         Counted in pages that hold known tokens only: a state behind a token that proves to be for nothing goes with
-        that token's page.
+        that token's page. Not asked of a row of which more is planned for certain than is known, as `StateSlots` says.
         """
         kept, before, self._resume = self._host._snapshots._slot_of, self._resume, {}
         evicted, self._seen_evictions = self._evictions != self._seen_evictions, self._evictions
@@ -121,7 +121,7 @@ class StateBooks:
             best = next((place for place in range(len(pages), 0, -1) if pages[place - 1] in kept), 0)
             self._resume[req] = (owner := (row, req.generation), best)
             seated, was = before.get(req, ((0, -1), 0))
-            if seated == owner and best < was and not evicted:
+            if seated == owner and best < was and not evicted and not running.unseen[row]:
                 text = f"{req.sink.name} could be resumed behind {was} pages, now behind {best}; nobody took the state"
                 raise Violation("state_resume", text)
         self._behind.clear()
