@@ -14,6 +14,7 @@ from core.engine.audio_inputs import AudioInputs
 from core.engine.encoder_input import EncoderInput
 from core.engine.encodings import LONG_CHARS, Encodings
 from core.engine.image_inputs import ImageInputs
+from core.engine.off_loop import guarded
 from core.engine.prompt_bounds import PromptBounds
 from core.engine.workers import Workers
 from core.errors import FieldViolation, InvalidRequest
@@ -138,7 +139,7 @@ class InputProcessor:
         return prompt
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, caller: str = "") -> list[int]:
-        """Ids of `text`, made off the loop.
+        """Ids of `text`, made off the loop unless that would take longer.
 
         Raises InvalidRequest when it is longer than any context could hold or cannot be encoded, and TextFailed when
         the tokenizer fails.
@@ -272,4 +273,6 @@ class InputProcessor:
     async def _encode(self, text: str, add_special_tokens: bool, caller: str) -> list[int]:
         long = len(text) > LONG_CHARS
         with self.failures.told():
+            if self.tokenizer.is_quick(len(text)):
+                return guarded(self.tokenizer.encode, text, add_special_tokens)
             return await self._workers.run(self.tokenizer.encode, text, add_special_tokens, caller=caller, long=long)

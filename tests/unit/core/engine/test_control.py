@@ -130,7 +130,7 @@ async def test_requests_that_arrive_are_ended_too(
             return encode(*args, **named)
 
         monkeypatch.setattr(tokenizer, "encode", slowly)
-        late = asyncio.create_task(engine.generate(GenerateRequest(text="abc")))
+        late = asyncio.create_task(engine.generate(GenerateRequest(text="abc " * 99)))
         await until(arrived.is_set)
         await engine.control.pause(ends=True)
         gate.set()

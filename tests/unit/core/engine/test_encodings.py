@@ -76,7 +76,8 @@ async def test_many_short_texts_are_one_turn_and_a_long_one_says_so(tokenizer: T
         assert isinstance(ids, np.ndarray) and ids.dtype == np.int64
         assert ids.tolist() == tokenizer.encode(text, add_special_tokens=True)
     workers.turns.clear()
-    await texts.done([texts.whole("a"), texts.whole("b" * (LONG_CHARS + 1)), texts.whole("c")], "two")
+    some = ["a" * 300, "b" * (LONG_CHARS + 1), "c" * 300]
+    await texts.done([texts.whole(each) for each in some], "two")
     assert workers.turns == [(1, "two", False), (1, "two", True), (1, "two", False)]
 
 
@@ -90,7 +91,7 @@ async def test_another_caller_has_its_turn_between_two_of_many(tokenizer: Tokeni
         await texts.done(given, name)
         order.append(name)
 
-    await asyncio.gather(ask("many", many), ask("few", [texts.whole("y")]))
+    await asyncio.gather(ask("many", many), ask("few", [texts.whole("y" * 300)]))
     assert order == ["few", "many"]
     assert [name for _, name, _ in workers.turns].count("many") == 30
 
@@ -103,9 +104,10 @@ def fields_of(outcome: Outcome) -> list[str]:
 async def test_each_text_is_refused_by_itself(tokenizer: Tokenizer, workers: Noted) -> None:
     texts = encodings(tokenizer, workers, 20)
     good, long = "fine", "x" * 60
-    done = await texts.done([texts.whole(each) for each in (good, SURROGATE, long, good)], "")
-    assert workers.turns == [(4, "", False)]
-    assert [fields_of(each) for each in done] == [[], ["text"], ["text"], []]
+    for many in (1, 2):
+        done = await texts.done([texts.whole(each) for each in (good, SURROGATE, long, good)] * many, "")
+        assert [fields_of(each) for each in done] == [[], ["text"], ["text"], []] * many
+    assert workers.turns == [(8, "", False)]
     with pytest.raises(InvalidRequest, match="at most 1344 characters"):
         texts.whole("x" * (21 * CHARS_PER_TOKEN + 1))
     (paired,) = await texts.done([texts.pair(TextPair(good, SURROGATE), 2)], "")

@@ -38,8 +38,8 @@ async def test_requests_behind_busy_tokenizer_threads_end_with_draining(
 ) -> None:
     async with running(tokenizer) as engine:
         held = Held(engine, monkeypatch)
-        asked = [asyncio.create_task(engine.generate(GenerateRequest(text="hello"))) for _ in range(4)]
-        texts = [asyncio.create_task(engine.tokenize("hello")) for _ in range(2)]
+        asked = [asyncio.create_task(engine.generate(GenerateRequest(text="hello " * 50))) for _ in range(4)]
+        texts = [asyncio.create_task(engine.tokenize("hello " * 50)) for _ in range(2)]
         await until(lambda: held.entered == 2)
         stopping = asyncio.create_task(engine.stop())
         await asyncio.wait(asked[2:], timeout=5)
@@ -56,7 +56,7 @@ async def test_an_embedding_between_two_of_its_inputs_ends_with_draining(
         held = Held(engine, monkeypatch)
         # The emulated model has none.
         monkeypatch.setattr(engine._embeddings, "_hidden_size", 8)
-        asked = asyncio.create_task(engine.embed(EmbedRequest(inputs=("one", "two"))))
+        asked = asyncio.create_task(engine.embed(EmbedRequest(inputs=("one " * 99, "two"))))
         await until(lambda: held.entered == 1)
         await engine.stop()
         held.gate.set()
