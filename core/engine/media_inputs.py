@@ -14,7 +14,7 @@ from core.errors import ModelLoadError, StartupError
 from core.models.base import ModelSpec
 from core.text.audio.listener import Listener
 from core.text.images.placing import ImagePlacer
-from core.text.images.processor import ImageProcessor
+from core.text.images.processor import ImageProcessor, in_rows
 from core.text.tokenizer import Tokenizer
 from core.types.image import ReadImage
 
@@ -39,14 +39,16 @@ def image_inputs(
     if spec.vision is None or not config.model.path:
         return None
     try:
-        processor = ImageProcessor.load(Path(config.model.path), spec.vision)
+        placer = ImagePlacer(spec.vision, tokenizer)
+        own = in_rows if spec.vision.tiles is None else placer.own
+        processor = ImageProcessor.load(Path(config.model.path), spec.vision, own)
         if tower is not None and (misfit := tower.misfit(processor.read_blank())):
             raise ModelLoadError(f"the image processor of {config.model.path} is for another model: {misfit}")
     except StartupError as reason:
         logger.warning("images are refused: %s", reason)
         return ImageInputs(why=str(reason))
     limits = ImageLimits(config.model.max_image_tokens, pools.max_input_length)
-    return ImageInputs(processor, ImagePlacer(spec.vision, tokenizer), limits)
+    return ImageInputs(processor, placer, limits)
 
 
 def audio_inputs(config: EngineConfig, spec: ModelSpec) -> AudioInputs | None:

@@ -27,7 +27,7 @@ Grid = tuple[int, int, int]
 class ReadImage:
     """An image as the vision tower reads it, before it has a place.
 
-    `length`: tokens from the first that stands for it to the last, with what is between its rows.
+    `length`: tokens from the first that stands for it to the last, with what is between them.
     """
 
     pixels: npt.NDArray[np.float32]
@@ -35,18 +35,25 @@ class ReadImage:
     grid: Grid | None
     """None where all images have one size."""
     length: int
+    own: Ints | None = None
+    """int64[n], from 0 to length - 1: which of those tokens stand for pieces of it, where text is between them (rows,
+    tiles); None for all."""
 
     @property
-    def rows(self) -> int:
-        """Rows of tokens, of an image whose rows are apart: its grid is one of tokens then."""
-        assert self.grid is not None
-        return self.grid[1]
+    def pieces(self) -> int:
+        """Tokens that stand for a piece of it."""
+        return self.length if self.own is None else len(self.own)
 
-    @property
-    def columns(self) -> int:
-        """Tokens of a row, of such an image."""
-        assert self.grid is not None
-        return self.grid[2]
+    def name(self, ids: Ints) -> None:
+        """Put names into the place of the tokens that stand for its pieces. `ids`: int64[m], its first tokens.
+
+        Text between them keeps its ids: another text there makes other keys.
+        """
+        if self.own is None:
+            ids[:] = self.keys[: len(ids)]
+        else:
+            there = self.own[: np.searchsorted(self.own, len(ids))]
+            ids[there] = self.keys[there]
 
     @cached_property
     def keys(self) -> Ints:
@@ -95,8 +102,7 @@ class PromptImages:
             return ids
         keyed = ids.copy()
         for each in self.placed:
-            part = keyed[each.start : each.end]
-            part[:] = each.image.keys[: len(part)]
+            each.image.name(keyed[each.start : each.end])
         return keyed
 
     def outside(self, tokens: int) -> int:

@@ -6,6 +6,32 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class TileTexts:
+    """What the processor of a checkpoint writes around the tiles of an image, and around a small view of the whole."""
+
+    tile: str
+    """Before each tile, with {row} and {column}, counted from 1."""
+    row: str
+    """Behind each row of tiles."""
+    whole: str
+    """Before the view of the whole, behind the tiles."""
+    alone: str
+    """Before the view of the whole of an image that is not cut."""
+    end: str
+    """Behind everything."""
+
+    def run(self, piece: str, rows: int, columns: int) -> str:
+        """What stands for an image of `rows` by `columns` tiles, each of which is `piece`; 0 by 0 is not cut."""
+        if not rows:
+            return self.alone + piece + self.end
+        cut = (
+            "".join(self.tile.format(row=row, column=column) + piece for column in range(1, columns + 1)) + self.row
+            for row in range(1, rows + 1)
+        )
+        return "".join(cut) + self.whole + piece + self.end
+
+
+@dataclass(frozen=True, slots=True)
 class VisionSpec:
     """Measures of the vision side of a model."""
 
@@ -23,6 +49,8 @@ class VisionSpec:
     """Tokens of every image; None where they depend on its size."""
     tile: int | None = None
     """Tokens of each of several tiles that an image is cut into."""
+    tiles: TileTexts | None = None
+    """Text around those tiles; None where they are one run."""
     merge: int = 1
     """Patches in a row, and rows of them, that become one token."""
     rows: tuple[str, str] | None = None

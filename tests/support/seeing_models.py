@@ -20,9 +20,11 @@ from transformers import (
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
@@ -185,11 +187,32 @@ def _llava(kind: str, tokenizer: Any) -> tuple[Any, Any]:
     return model, PixtralImageProcessorPil(size={"longest_edge": 112}, patch_size={"height": 28, "width": 28})
 
 
+def _tiled(kind: str, tokenizer: Any) -> tuple[Any, Any]:
+    numbered = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
+    names = ["<image>", "<fake_token_around_image>", "<global-img>", *numbered]
+    tokenizer.add_special_tokens({"extra_special_tokens": names})
+    tokenizer.chat_template = CHAT.replace("IMAGE", names[0])
+    config = AutoConfig.for_model(
+        kind,
+        text_config={"model_type": "llama", **TEXT, "vocab_size": len(tokenizer), "num_hidden_layers": 3},
+        vision_config={**TOWER, "image_size": 56, "patch_size": 14},
+        scale_factor=2,
+        image_token_id=tokenizer.convert_tokens_to_ids(names[0]),
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng():
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    images = Idefics3ImageProcessorPil if kind == "idefics3" else SmolVLMImageProcessorPil
+    return model, images(size={"longest_edge": 168}, max_image_size={"longest_edge": 56})
+
+
 MADE: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "mistral3": _mistral3,
     "internvl": _internvl,
     **{kind: partial(_llava, kind) for kind in ("llava", "llava, Pixtral")},
     **{kind: partial(_qwen3, kind) for kind in ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")},
+    **{kind: partial(_tiled, kind) for kind in ("idefics3", "smolvlm")},
     **{kind: partial(_glm, kind) for kind in ("glm46v", "glm4v", "glm4v_moe")},
 }
 """Kinds with nothing to choose -> model and image processor, for a tokenizer that they add to."""

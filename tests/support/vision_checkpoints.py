@@ -32,7 +32,10 @@ KINDS = ("gemma3", "gemma4", "gemma4, both ways", "mistral3", "qwen2_vl", "qwen2
 """Model type, and behind a comma what is other than in the case without it."""
 
 
-FURTHER = ("glm46v", "glm4v", "glm4v_moe", "internvl", "llava", "llava, Pixtral", "qwen3_5_moe", "qwen3_vl_moe")
+FURTHER = (
+    *("glm46v", "glm4v", "glm4v_moe", "idefics3", "internvl", "llava", "llava, Pixtral"),
+    *("qwen3_5_moe", "qwen3_vl_moe", "smolvlm"),
+)
 """Types that see as one of these does, but for their processor or their tower."""
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from core.types.image import ReadImage
-from core.types.vision_spec import VisionSpec
+from core.types.vision_spec import TileTexts, VisionSpec
 
-TOWERS: Final = frozenset({"vision_tower", "vision_model", "visual", "multi_modal_projector", "embed_vision"})
+TOWERS: Final = frozenset(
+    {"vision_tower", "vision_model", "visual", "multi_modal_projector", "embed_vision", "connector"}
+)
 """Names of the parts of such models that see, and read no tokens."""
 
 PIXTRAL: Final = ("[IMG_BREAK]", "[IMG_END]")
@@ -172,6 +174,35 @@ class InternVL(OfOneSize):
 
 
 @dataclass(frozen=True)
+class Idefics3(OnlyEmbeddings):
+    """Images cut into tiles that a text numbers, and behind them a small view of the whole (arXiv 2408.12637)."""
+
+    text: str = ""
+
+    def spec(self, config: Any) -> VisionSpec:
+        """See `VisionFamily`."""
+        around, eye = "<fake_token_around_image>", config.vision_config
+        return VisionSpec(
+            image_token=config.image_token_id,
+            begin_token=config.image_token_id,
+            tile=(eye.image_size // eye.patch_size) ** 2 // config.scale_factor**2,
+            tiles=TileTexts(
+                tile=around + "<row_{row}_col_{column}>",
+                row="\n",
+                whole=f"\n{around}<global-img>",
+                alone=f"{around}<global-img>",
+                end=around,
+            ),
+        )
+
+    def features(self, model: Any, image: ReadImage, pixels: torch.Tensor) -> torch.Tensor:
+        """See `VisionFamily`."""
+        (found,) = model.get_image_features(pixels[None], return_dict=True).pooler_output
+        features: torch.Tensor = found
+        return features
+
+
+@dataclass(frozen=True)
 class Llava(OnlyEmbeddings):
     """All images have one size and one number of tokens, or, seen by Pixtral, rows as those of Mistral 3."""
 
@@ -219,6 +250,7 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     "glm46v": QwenVL("glm4v_text"),
     "glm4v": QwenVL("glm4v_text"),
     "glm4v_moe": QwenVL("glm4v_moe_text"),
+    "idefics3": Idefics3(),
     "internvl": InternVL(),
     "llava": Llava(),
     "mistral3": Mistral3(),
@@ -228,4 +260,5 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     "qwen3_5_moe": QwenVL("qwen3_5_moe_text"),
     "qwen3_vl": Qwen3VL(),
     "qwen3_vl_moe": Qwen3VL("qwen3_vl_moe_text"),
+    "smolvlm": Idefics3(),
 }

@@ -53,13 +53,10 @@ class VisionTower:
             if self._spec.deep:
                 features, *more = features.split(found.shape[1], dim=-1)
                 deep.append(torch.stack(more))
-            if self._spec.rows is None:
+            if each.image.own is None:
                 own[:] = features
-            else:
-                # What is between two rows keeps its place.
-                rows = features.unflatten(0, (each.image.rows, each.image.columns))
-                for row, there in zip(rows, own.split(each.image.columns + 1), strict=True):
-                    there[: each.image.columns] = row
+            else:  # Text between them keeps its own.
+                own[torch.from_numpy(each.image.own).to(own.device)] = features
         if deep:
             places = [torch.arange(each.place, each.end, device=ids.device) for each in batch.vision.images]
             self.deep = torch.cat(places), torch.cat(deep, dim=1).contiguous()
@@ -115,11 +112,8 @@ class VisionTower:
             found = self._seen(image).shape[0]
         except Exception as error:  # whatever a tower makes of pixels that are not for it
             return str(error).partition("\n")[0] or type(error).__name__
-        wanted = self._tokens(image)
+        wanted = image.pieces
         return "" if found == wanted else f"an image has {wanted} tokens, and the vision tower makes {found} of it"
-
-    def _tokens(self, image: ReadImage) -> int:
-        return image.length if self._spec.rows is None else image.rows * image.columns
 
     def _seen(self, image: ReadImage) -> torch.Tensor:
         pixels = torch.from_numpy(image.pixels).to(self._model.device, self._model.dtype)
@@ -127,7 +121,7 @@ class VisionTower:
 
     def _features(self, each: StepImage, width: int) -> torch.Tensor:
         """[n, width]: NaN for an image that the tower fails at. So its request fails, and no other of the step."""
-        wanted = self._tokens(each.image)
+        wanted = each.image.pieces
         try:
             found = self._seen(each.image)
             if found.shape == (wanted, width):

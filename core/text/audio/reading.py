@@ -13,6 +13,8 @@ from core.types.arrays import Floats
 
 FIELD: Final = "audio.data"
 MAX_CHANNELS: Final = 8
+MAX_CHUNKS: Final = 1 << 10
+"""Each is passed over in Python; recorders write a few."""
 _EXTENSIBLE, _INTEGERS = b"\xfe\xff", bytes.fromhex("0100000000001000800000aa00389b71")
 _FULL: Final = {1: 128.0, 2: 32_768.0, 4: 2_147_483_648.0}
 """Bytes of a sample -> the number that stands for 1."""
@@ -23,6 +25,7 @@ def read_wav(data: bytes, rate: int, longest: int) -> Floats:
 
     Raises InvalidRequest, field `audio.data`, for what is no such file, has another rate, or is longer.
     """
+    _refuse_chunks(data)
     try:
         with wave.open(io.BytesIO(_plain(data))) as file:
             channels, width, found, count = file.getparams()[:4]
@@ -47,6 +50,16 @@ def _plain(data: bytes) -> bytes:
     if data[at : at + 2] == _EXTENSIBLE and data[at + 24 : at + 40] == _INTEGERS:
         return data[:at] + b"\x01\x00" + data[at + 2 :]
     return data
+
+
+def _refuse_chunks(data: bytes) -> None:
+    at = len(b"RIFF....WAVE")
+    for _ in range(MAX_CHUNKS):
+        if at + 8 > len(data) or data[at : at + 4] == b"data":
+            return
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + size + size % 2
+    raise InvalidRequest.of(FIELD, f"has more than {MAX_CHUNKS} chunks before its samples; save it as a plain WAV")
 
 
 def _refuse(channels: int, width: int, found: int, count: int, rate: int, longest: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from core.errors import InvalidRequest
 from core.text.tokenizer import Tokenizer
 from core.types.arrays import Ints
-from core.types.image import NO_IMAGES, PlacedImage, PromptImages, ReadImage
+from core.types.image import NO_IMAGES, Grid, PlacedImage, PromptImages, ReadImage
 from core.types.vision_spec import VisionSpec
 
 
@@ -19,6 +18,8 @@ class ImagePlacer:
 
     def __init__(self, spec: VisionSpec, tokenizer: Tokenizer) -> None:
         self.spec = spec
+        self._tokenizer = tokenizer
+        self._own = dict[Grid, Ints]()
         name = tokenizer.name_of
         self.written = name(spec.begin_token)
         """The text that stands for an image in a prompt."""
@@ -38,14 +39,28 @@ class ImagePlacer:
             said = f"has {len(images)} images, but the prompt has {len(parts) - 1} places for them ({self.written})"
             raise InvalidRequest.of(field, said)
         begin, end = self._around
-        runs = [begin + self._run(image) + end for image in images]
+        runs = [begin + self._run(image.grid, image.length) + end for image in images]
         return "".join(part + run for part, run in zip(parts, [*runs, ""], strict=True))
 
-    def _run(self, image: ReadImage) -> str:
-        if self.spec.rows is None:
-            return self._piece * image.length
-        between, last = self.spec.rows
-        return between.join([self._piece * image.columns] * image.rows) + last
+    def own(self, grid: Grid) -> Ints:
+        """Of an image of such a grid, int64[n] from 0: which tokens from its first to its last stand for its pieces.
+
+        For few different grids, of tiles: what it finds is kept.
+        """
+        found = self._own.get(grid)
+        if found is None:
+            ids = np.asarray(self._tokenizer.encode(self._run(grid, 0), add_special_tokens=False), np.int64)
+            places = np.flatnonzero(ids == self.spec.image_token)
+            found = self._own[grid] = places - places[0]
+        return found
+
+    def _run(self, grid: Grid | None, length: int) -> str:
+        if grid is not None and self.spec.tiles is not None:
+            return self.spec.tiles.run(self._piece * (self.spec.tile or 1), *grid[1:])
+        if grid is not None and self.spec.rows is not None:
+            between, last = self.spec.rows
+            return between.join([self._piece * grid[2]] * grid[1]) + last
+        return self._piece * length
 
     def placed(self, ids: Ints, images: Sequence[ReadImage], field: str) -> PromptImages:
         """Where `images` are in the prompt `ids`, int64[n].
@@ -54,43 +69,27 @@ class ImagePlacer:
         """
         if not images:
             return NO_IMAGES
-        runs = _runs(ids == self.spec.image_token)
-        placed = _filled(runs, images) if self.spec.rows is None else _in_rows(runs, images)
+        placed = _placed(np.flatnonzero(ids == self.spec.image_token), images)
         if placed is None:
             said = f"take runs of {[image.length for image in images]} image tokens, but the prompt has others"
             raise InvalidRequest.of(field, said)
         return PromptImages(placed, _places(len(ids), placed, self.spec.merge) if self.spec.places else None)
 
 
-def _runs(where: np.ndarray) -> list[tuple[int, int]]:
-    """(first, behind the last) of each run of True in `where`, bool[n]."""
-    edges = np.flatnonzero(np.diff(where, prepend=False, append=False))
-    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+def _placed(there: Ints, images: Sequence[ReadImage]) -> tuple[PlacedImage, ...] | None:
+    """`images` in their order, each on as many image tokens as it has, at its distances. `there`: int64[n], all tokens.
 
-
-def _filled(runs: Sequence[tuple[int, int]], images: Sequence[ReadImage]) -> tuple[PlacedImage, ...] | None:
-    """`images` in their order in `runs`, of which each is filled by one or by several; None where they do not fit."""
-    left, found = deque(images), list[PlacedImage]()
-    for start, end in runs:
-        while left and start + left[0].length <= end:
-            found.append(PlacedImage(start, left[0]))
-            start += left.popleft().length
-        if start != end:
-            return None
-    return None if left else tuple(found)
-
-
-def _in_rows(runs: Sequence[tuple[int, int]], images: Sequence[ReadImage]) -> tuple[PlacedImage, ...] | None:
-    """`images` in their order in `runs`, a run for each row, with one token between two; None where they do not fit."""
-    rows, found = deque(runs), list[PlacedImage]()
+    None where they do not fit, or tokens are left.
+    """
+    at, found = 0, list[PlacedImage]()
     for image in images:
-        taken = [rows.popleft() for _ in range(min(image.rows, len(rows)))]
-        start = taken[0][0] if taken else 0
-        step = image.columns + 1
-        if taken != [(start + row * step, start + row * step + image.columns) for row in range(image.rows)]:
+        taken = there[at : at + image.pieces]
+        at += image.pieces
+        wanted = np.arange(image.length) if image.own is None else image.own
+        if len(taken) < len(wanted) or (taken - taken[0] != wanted).any():
             return None
-        found.append(PlacedImage(start, image))
-    return None if rows else tuple(found)
+        found.append(PlacedImage(int(taken[0]), image))
+    return tuple(found) if at == len(there) else None
 
 
 def _places(length: int, placed: Sequence[PlacedImage], merge: int) -> Ints:

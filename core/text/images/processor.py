@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from core.errors import ConfigError, InvalidRequest, ModelLoadError
-from core.types.image import ReadImage
+from core.types.arrays import Floats, Ints
+from core.types.image import Grid, ReadImage
 from core.types.vision_spec import VisionSpec
 
 if TYPE_CHECKING:
@@ -20,22 +22,35 @@ MAX_GROWN = 1 << 23
 """Pixels of an image that is made so large that its shorter side fits, and is cut then (CLIP): some hundred MiB."""
 MISSING = "the checkpoint sees images, which needs Pillow: pip install 'slipstream[vision]'"
 
+Own = Callable[[Grid], Ints]
+"""Of an image of such a grid, int64[n] from 0: which tokens from its first to its last stand for pieces of it."""
+
 
 def has_pillow() -> bool:
     """Whether the library that decodes images is installed."""
     return importlib.util.find_spec("PIL") is not None
 
 
+def in_rows(grid: Grid) -> Ints:
+    """An `Own`: a grid of tokens, with one token between two rows."""
+    _, rows, columns = grid
+    own: Ints = (np.arange(rows)[:, None] * (columns + 1) + np.arange(columns)).ravel()
+    return own
+
+
 class ImageProcessor:
     """Any thread may call it, several at once."""
 
-    def __init__(self, processor: Any, spec: VisionSpec) -> None:
+    def __init__(self, processor: Any, spec: VisionSpec, own: Own) -> None:
         self._processor = processor
-        self._spec = spec
+        self._spec, self._own = spec, own
 
     @classmethod
-    def load(cls, path: Path, spec: VisionSpec) -> ImageProcessor:
-        """Of the checkpoint at `path`. Raises ConfigError without Pillow, ModelLoadError for a file that is no good."""
+    def load(cls, path: Path, spec: VisionSpec, own: Own = in_rows) -> ImageProcessor:
+        """Of the checkpoint at `path`. `own`: tells which tokens stand for pieces, where text is between them.
+
+        Raises ConfigError without Pillow, ModelLoadError for a file that is no good.
+        """
         if not has_pillow():
             raise ConfigError(MISSING)
         from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -45,7 +60,7 @@ class ImageProcessor:
         except Exception as error:
             reason = str(error).partition("\n")[0]
             raise ModelLoadError(f"{path} sees images, but has no usable preprocessor_config.json: {reason}") from error
-        return cls(found, spec)
+        return cls(found, spec, own)
 
     def read(self, image: Image, field: str) -> ReadImage:
         """The image, resized and normalised. Raises InvalidRequest with `field` for one that it refuses."""
@@ -58,11 +73,13 @@ class ImageProcessor:
         pixels = np.asarray(found["pixel_values"], np.float32)
         if self._spec.length is not None:
             return ReadImage(pixels, None, self._spec.length)
+        if self._spec.tiles is not None:
+            return self._apart(pixels[0], (1, int(found["rows"][0][0]), int(found["cols"][0][0])))
         if self._spec.tile is not None:
             return ReadImage(pixels, None, len(pixels) * self._spec.tile)
         if self._spec.side is not None:
             height, width = (int(side) // self._spec.side for side in pixels.shape[-2:])
-            return ReadImage(pixels, (1, height, width), height * (width + 1) - 1)
+            return self._apart(pixels, (1, height, width))
         if "image_grid_thw" in found:
             time, height, width = (int(side) for side in found["image_grid_thw"][0])
         else:
@@ -74,6 +91,11 @@ class ImageProcessor:
         if self._spec.most_patches is not None and max(height, width) > self._spec.most_patches:
             raise InvalidRequest.of(field, f"has sides too unlike: {max(height, width)} patches in a row")
         return ReadImage(pixels, (time, height, width), time * height * width // self._spec.merge**2)
+
+    def _apart(self, pixels: Floats, grid: Grid) -> ReadImage:
+        """An image with text between its rows or tiles."""
+        own = self._own(grid)
+        return ReadImage(pixels, grid, int(own[-1]) + 1, own)
 
     def _refuse_grown(self, image: Image, field: str) -> None:
         """Raises InvalidRequest where the processor would first make it larger than MAX_GROWN, to cut a part out."""
@@ -96,6 +118,8 @@ class ImageProcessor:
     def _options(self) -> dict[str, Any]:
         if self._spec.side is not None:
             return {"patch_size": {"height": self._spec.side, "width": self._spec.side}}
+        if self._spec.tiles is not None:
+            return {"return_row_col_info": True}
         if self._spec.tile is not None:
             return {"crop_to_patches": True}
         # Crops beside the whole would need a text that tells of them.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Idefics3Processor
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tests.support.checkpoints import VOCAB_SIZE
@@ -18,6 +18,9 @@ from tests.support.vision_checkpoints import picture
 
 MARGIN = 1e-3
 """Top-1 minus top-2 logit below which the oracle itself is undecided."""
+
+
+TILED = ("idefics3", "smolvlm")
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,21 @@ class ImageOracle:
             return [*([*[self.token] * width, self.token + 1] * height)[:-1], self.token + 2]
         if self.kind == "llava":
             return [self.token] * 16
+        if self.kind in TILED:
+            return self._tiled(image)
         if self.kind == "internvl":
             return [self.token - 2, *[self.token] * 4 * len(self.processed((image,))["pixel_values"]), self.token - 1]
         count = int(self.processed((image,))["image_grid_thw"].prod()) // config.vision_config.spatial_merge_size**2
         if self.kind.startswith("glm"):
             return [config.image_start_token_id, *[self.token] * count, config.image_end_token_id]
         return [config.vision_start_token_id, *[self.token] * count, config.vision_end_token_id]
+
+    def _tiled(self, image: bytes) -> list[int]:
+        tokenizer = AutoTokenizer.from_pretrained(self.model.config._name_or_path)
+        processor = Idefics3Processor(self.images, tokenizer, image_seq_len=4)
+        read = Image.open(BytesIO(image)).convert("RGB")
+        ids: list[int] = processor(images=read, text="<image>", add_special_tokens=False)["input_ids"][0]
+        return ids
 
     def prompt(self, rng: random.Random, *parts: int | bytes) -> Seen:
         """Random ids, as many as each number says, and images between them."""
@@ -97,7 +109,7 @@ class ImageOracle:
         for told in ("num_crops", "num_soft_tokens_per_image", "num_patches"):
             given.pop(told, None)
         kinds = (ids == self.token).to(torch.int64)
-        if self.kind not in ("internvl", "llava", "mistral3"):
+        if self.kind not in ("internvl", "llava", "mistral3", *TILED):
             given["token_type_ids" if self.kind == "gemma3" else "mm_token_type_ids"] = kinds
         answer = self.model.generate(
             ids,

@@ -37,7 +37,7 @@ DELTA = {
 WHOLES: dict[str, tuple[str, dict[str, Any]]] = {
     "janus": ("llama", TOWER | {"patch_size": 14}),
     "vipllava": ("llama", TOWER | {"model_type": "clip_vision_model", "patch_size": 14, "projection_dim": 32}),
-    "idefics3": ("llama", TOWER | {"patch_size": 14}),
+    "idefics2": ("llama", TOWER | {"patch_size": 14}),
 }
 """Type of the whole -> type of what reads tokens, and what sees."""
 

@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_told() -> None:
     spec = VisionSpec(7, 7, rows=("", ""))
     assert tower(7)[0].misfit(IMAGE.image) == ""
     assert VisionTower(model, Blind(), VisionSpec(7, 7)).misfit(IMAGE.image) == "such an image"
-    apart = ReadImage(np.zeros((2, 3), np.float32), (1, 2, 3), 7)
+    apart = ReadImage(np.zeros((2, 3), np.float32), (1, 2, 3), 7, np.array([0, 1, 2, 4, 5, 6]))
     found = VisionTower(model, Bright(), spec).misfit(apart)
     assert found == "an image has 6 tokens, and the vision tower makes 7 of it"
 
@@ -99,7 +99,7 @@ def test_rows_of_an_image_leave_what_is_between_them() -> None:
 
     model: Any = Model()
     made = VisionTower(model, Counted(), VisionSpec(7, 7, rows=("b", "e")))
-    shown = StepImage(1, 0, 1, ReadImage(np.zeros((2, 3), np.float32), (1, 2, 2), 5))
+    shown = StepImage(1, 0, 1, ReadImage(np.zeros((2, 3), np.float32), (1, 2, 2), 5, np.array([0, 1, 3, 4])))
     found = made.embeddings(step([1, 7, 7, 5, 7, 7, 6], VisionBatch((shown,), None, None)))
     assert found is not None and found[[1, 2, 4, 5], 0].tolist() == [10, 20, 30, 40]
     assert torch.equal(found[[0, 3, 6]], model.table.weight[[1, 5, 6]])

@@ -10,6 +10,7 @@ import pytest
 
 from core.errors import InvalidRequest
 from core.text.images.placing import ImagePlacer
+from core.text.images.processor import in_rows
 from core.types.image import FIRST_KEY, NO_IMAGES, PlacedImage, PromptImages, ReadImage
 from core.types.vision_spec import VisionSpec
 
@@ -19,8 +20,8 @@ GEMMA = VisionSpec(image_token=7, begin_token=8, end_token=9, around=("\n\n", "\
 QWEN = VisionSpec(image_token=7, begin_token=7, merge=2, places=True)
 
 
-def image(length: int, value: float = 0.0, grid: tuple[int, int, int] | None = None) -> ReadImage:
-    return ReadImage(np.full((length, 3), value, np.float32), grid, length)
+def image(length: int, value: float = 0.0, grid: tuple[int, int, int] | None = None, own: Any = None) -> ReadImage:
+    return ReadImage(np.full((length, 3), value, np.float32), grid, length, None if own is None else np.array(own))
 
 
 def test_a_place_in_a_text_becomes_a_run_of_tokens() -> None:
@@ -49,12 +50,13 @@ def test_each_image_has_a_run_of_its_length() -> None:
 
 
 PIXTRAL = VisionSpec(image_token=7, begin_token=7, rows=("<break>", "<stop>"), side=28)
+GRIDS = ((1, 2, 3), (1, 1, 2))
 
 
 def test_rows_of_an_image_have_something_between_them() -> None:
     """Two rows of three, then one of two; 5 is between rows, 6 behind the last."""
     placer = ImagePlacer(PIXTRAL, TOKENIZER)
-    first, second = image(7, grid=(1, 2, 3)), image(2, grid=(1, 1, 2))
+    first, second = (image(int(own[-1]) + 1, grid=grid, own=own) for grid, own in ((g, in_rows(g)) for g in GRIDS))
     assert placer.expanded("a<image>b", [first], "images") == f"a{'<image>' * 3}<break>{'<image>' * 3}<stop>b"
     ids = [1, 7, 7, 7, 5, 7, 7, 7, 6, 2, 7, 7, 6]
     placed = placer.placed(np.array(ids), [first, second], "images").placed
@@ -98,8 +100,14 @@ def test_the_cache_knows_images_by_their_pixels() -> None:
     assert ids.tolist() == [5, 7, 7, 7, 6], "the ids of the prompt stay"
     assert np.array_equal(keys, same.keyed(ids)) and not (keys == other.keyed(ids))[1:4].any()
     assert np.array_equal(one.keyed(ids[:2]), keys[:2]) and NO_IMAGES.keyed(ids) is ids
+    apart = PromptImages((PlacedImage(1, image(3, 1.0, own=[0, 2])),))
     shapes = {
         tuple(ReadImage(np.zeros(shape, np.float32), grid, 2).keys)
         for shape, grid in (((2, 6), None), ((6, 2), None), ((2, 6), (1, 2, 4)), ((2, 6), (1, 4, 2)))
     }
     assert len(shapes) == 4
+    for between in (7, 8):
+        ids[2] = between
+        named = apart.keyed(ids)
+        assert named[2] == between and (named[[1, 3]] >= FIRST_KEY).all(), "text between its tokens is text"
+        assert np.array_equal(apart.keyed(ids[:3]), named[:3])
