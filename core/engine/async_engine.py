@@ -246,7 +246,7 @@ class AsyncEngine:
 
     def turn_away(self, *, ends: bool) -> None:
         """Refuse new requests from now on, and end all others, if `ends`; else take them again."""
-        self._refusal = Paused("the engine is paused and takes no requests; try another replica") if ends else None
+        self._refusal = Paused("the engine was paused, which ends requests; try another replica") if ends else None
         if self._refusal is not None:
             self._arriving.end_all(self._refusal)
             for stream in list(self._live.values()):

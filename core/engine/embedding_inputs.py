@@ -127,8 +127,10 @@ class EmbeddingInputs:
             texts = self._inputs.encodings
             return texts.cut(given) if request.truncate else texts.whole(given)
         bounds = self._inputs.bounds
-        ids = np.asarray(given[: bounds.max_input] if request.truncate else given, np.int64)
+        ids = np.asarray(given, np.int64)
+        # Those that are cut off too: a fault of the client must not depend on a length.
         bounds.refuse_foreign_ids("token_ids.ids", ids)
+        ids = ids[: bounds.max_input] if request.truncate else ids
         bounds.refuse_unservable("token_ids.ids", ids)
         return ids
 
@@ -138,7 +140,7 @@ class EmbeddingInputs:
         if not self.labelling.template:
             return texts.pair(pair, self._token_types, cut=request.truncate)
         text, part = self.labelling.filled(pair)
-        return texts.cut(text, part) if request.truncate else texts.whole(text)
+        return texts.cut(text, part) if request.truncate else texts.whole(text, part)
 
     def _held(self, given: Input, found: Outcome, request: EmbedRequest) -> Ints:
         """The ids of an input as they are computed. Raises InvalidRequest, also the one that `found` is."""
@@ -161,4 +163,4 @@ class EmbeddingInputs:
 
 def _field_of(given: Input, violation: FieldViolation) -> str:
     """Where the client sent what is wrong with `given`: a pair that a template fills is read as one text."""
-    return "pair" if isinstance(given, TextPair) else violation.field
+    return "pair" if isinstance(given, TextPair) and not violation.field.startswith("pair") else violation.field

@@ -50,10 +50,20 @@ class Encodings:
     def __init__(self, tokenizer: Tokenizer, bounds: PromptBounds, workers: Workers, failures: TextFailures) -> None:
         self._tokenizer, self._bounds, self._workers, self._failures = tokenizer, bounds, workers, failures
 
-    def whole(self, text: str) -> Encoding:
-        """All of `text`. Raises InvalidRequest, field `text`, where that is too long for any tokenizer."""
+    def whole(self, text: str, part: tuple[int, int] | None = None) -> Encoding:
+        """All of `text`, in which the characters `part` are the second text of a pair.
+
+        Raises InvalidRequest, field `text`, where that is too long for any tokenizer.
+        """
         self._bounds.refuse_long(len(text), "text")
-        return Encoding(len(text), lambda: self._tokenizer.encode(text, True), self._ids_of("text"))
+
+        def encode() -> list[int]:
+            ids = self._tokenizer.encode(text, True)
+            if part is not None:
+                self._refuse_first(len(ids), text[: part[0]] + text[part[1] :])
+            return ids
+
+        return Encoding(len(text), encode, self._ids_of("text"))
 
     def cut(self, text: str, part: tuple[int, int] | None = None) -> Encoding:
         """Of `text` without what is too long at its end, or at the end of its characters `part`. Raises as `whole`."""
@@ -62,7 +72,7 @@ class Encodings:
             text = text[:most]
         else:
             start, end = part[0], min(part[1], part[0] + most)
-            self._bounds.refuse_long(len(text) - (part[1] - part[0]), "text")
+            self._bounds.refuse_long(len(text) - (part[1] - part[0]), "pair.first")
             text, part = text[:end] + text[part[1] :], (start, end)
         limit = self._bounds.max_input
         return Encoding(len(text), lambda: self._tokenizer.encode_within(text, limit, part), self._ids_of("text"))
@@ -75,7 +85,7 @@ class Encodings:
         """
         bounds, encode = self._bounds, self._tokenizer.encode_pair
         if cut:
-            bounds.refuse_long(len(pair.first), "pair")
+            bounds.refuse_long(len(pair.first), "pair.first")
             pair = TextPair(pair.first, pair.second[: bounds.most_chars])
         chars = len(pair.first) + len(pair.second)
         if not cut:
@@ -86,7 +96,12 @@ class Encodings:
             prompt = ids_of(found[0])
             return prompt if types == 1 else prompt + np.minimum(found[1], types - 1) * bounds.vocab_size
 
-        return Encoding(chars, lambda: encode(pair.first, pair.second, limit), typed)
+        def joined() -> tuple[list[int], list[int]]:
+            found = encode(pair.first, pair.second, limit)
+            self._refuse_first(len(found[0]), pair.first)
+            return found
+
+        return Encoding(chars, joined, typed)
 
     async def done(self, encodings: Sequence[Encoding], caller: str) -> list[Outcome]:
         """What becomes of each, in turns of `caller`. Raises TextFailed when the tokenizer fails, and Draining."""
@@ -103,6 +118,16 @@ class Encodings:
                 for each, made in zip(some, found, strict=True)
             ]
         return outcomes
+
+    def _refuse_first(self, ids: int, rest: str) -> None:
+        """Raises InvalidRequest, field `pair.first`, for a pair of `ids` ids to which `rest` alone leaves no room.
+
+        So a query that is too long is not told of as a fault of each document. In a thread.
+        """
+        limit = self._bounds.max_input
+        if ids > limit and (count := len(self._tokenizer.encode(rest, True))) >= limit:
+            told = f"has {count} tokens without the second text, but the model takes at most {limit} of both"
+            raise InvalidRequest.of("pair.first", told)
 
     def _ids_of(self, field: str) -> Callable[[Sequence[int]], Ints]:
         def ids(found: Sequence[int]) -> Ints:

@@ -51,7 +51,7 @@ def why_not_same(served: Mapping[str, Any], directory: Path, *, reads_padding: b
     if not served:
         return None
     if not (directory / NAME).is_file():
-        return "none"
+        raise ModelLoadError(f"the directory has no {NAME}, so it holds no checkpoint")
     unread = OF_FILES | {ENDS} if reads_padding else OF_FILES | {ENDS, PADDING}
     for name, value in read_json(directory / NAME).items():
         counts = isinstance(value, int) and name in served.keys() - unread

@@ -108,8 +108,11 @@ def _texts(value: Any) -> Iterator[str]:
 def _object(text: str, field: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidRequest.of(field, "is not valid JSON") from None
+    except RecursionError:
+        raise InvalidRequest.of(field, f"is nested more than {DEEPEST} deep") from None
+    except ValueError as error:
+        said = "is not valid JSON" if isinstance(error, json.JSONDecodeError) else "has a number of too many digits"
+        raise InvalidRequest.of(field, said) from None
     if not isinstance(found, dict):
         raise InvalidRequest.of(field, "must be a JSON object")
     level: list[Any] = [found]

@@ -112,7 +112,8 @@ class Tokenizer:
         """As `encode` with special tokens, but without the last tokens of `text` beyond `limit` ids.
 
         `part`: characters from and to which tokens may be left out; None for all of them. Special tokens that the
-        tokenizer adds stay. Raises InvalidRequest, field `text`, also where too few tokens may be left out.
+        tokenizer adds stay. Raises InvalidRequest, field `text`, also where too few tokens may be left out: field
+        `pair.first` if there is a `part`.
         """
         ids = self.encode(text, add_special_tokens=True)
         if len(ids) <= limit:
@@ -124,7 +125,9 @@ class Tokenizer:
                 cut: list[int] = self._hf(text, truncation=True, max_length=limit)["input_ids"]
             return cut
         (encoding,) = self.backend.encode_batch([text], add_special_tokens=True)
-        kept = _places_within(encoding, len(ids) - limit, 0, part or (0, len(text)), "text")
+        # A part is the second text of a pair: what is too long without it is the first, with what is around them.
+        field = "text" if part is None else "pair.first"
+        kept = _places_within(encoding, len(ids) - limit, 0, part or (0, len(text)), field)
         # Asked for once: the library makes a new list each time.
         found = encoding.ids
         # A second BOS that `encode` leaves out stands in front of everything.
@@ -134,8 +137,8 @@ class Tokenizer:
         """(ids of two texts as the checkpoint joins them, number of the text that each belongs to).
 
         Special tokens are the tokenizer's own and those written out. Beyond `limit` ids the last tokens of `second` are
-        left out. Raises InvalidRequest, field `pair`, for lone surrogates, and where leaving out `second` is too
-        little.
+        left out. Raises InvalidRequest, field `pair`, for lone surrogates, and `pair.first` where leaving out `second`
+        is too little.
         """
         _refuse_surrogates(first + second, "pair")
         if self.backend is not None:
@@ -143,7 +146,7 @@ class Tokenizer:
             ids, types = encoding.ids, encoding.type_ids
             if limit is None or len(ids) <= limit:
                 return ids, types
-            kept = _places_within(encoding, len(ids) - limit, 1, None, "pair")
+            kept = _places_within(encoding, len(ids) - limit, 1, None, "pair.first")
             return [ids[place] for place in kept], [types[place] for place in kept]
         cut: dict[str, Any] = {} if limit is None else {"truncation": "only_second", "max_length": limit}
         with self._lock:

@@ -13,6 +13,7 @@ from core.types.structural_tags import StructuralTags
 
 MAX_SCHEMA_CHARS = 65_536
 MAX_SCHEMA_DEPTH = 64
+TOO_DEEP = f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels"
 _AROUND_TAGS = 4
 """Levels that a list of tags adds to those of their schemas."""
 MAX_CALLS_CHARS = 131_072
@@ -73,20 +74,23 @@ def _schema(source: str) -> Iterator[str]:
         return
     try:
         schema = json.loads(source)
-    except (ValueError, RecursionError):
-        yield "must be a JSON text"
+    except RecursionError:
+        yield TOO_DEEP
+        return
+    except ValueError as error:
+        yield "must be a JSON text" if isinstance(error, json.JSONDecodeError) else "has a number of too many digits"
         return
     if not isinstance(schema, dict):
         yield "must be a JSON object"
     elif is_deeper(schema, MAX_SCHEMA_DEPTH):
-        yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels"
+        yield TOO_DEEP
 
 
 def _structural_tags(source: str) -> Iterator[str]:
     if len(source) > MAX_CALLS_CHARS:
         yield f"must have at most {MAX_CALLS_CHARS} characters"
     elif is_deeper(json.loads(source), MAX_SCHEMA_DEPTH + _AROUND_TAGS):
-        yield f"must not be nested deeper than {MAX_SCHEMA_DEPTH} levels"
+        yield TOO_DEEP
     else:
         yield from StructuralTags.of_source(source).faults()
 

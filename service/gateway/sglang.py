@@ -11,7 +11,7 @@ from smg_grpc_proto import sglang_scheduler_pb2 as pb
 from core.errors import FieldViolation, InvalidRequest
 from core.types.constraint import Constraint, ConstraintKind
 from core.types.io import EmbedRequest, GenerateRequest, ModelInfo, TokenLogprob
-from core.types.sampling_params import MAX_PROMPT_LOGPROBS
+from core.types.sampling_params import MAX_LOGPROB_TOKEN_IDS, MAX_PROMPT_LOGPROBS
 from service.gateway import reading
 from service.gateway.answers import Answers
 from service.gateway.dialect import Asked, Load, ModelFacts, ServerFacts
@@ -43,8 +43,8 @@ CONSTRAINTS: Mapping[str, ConstraintKind] = {
     "structural_tag": ConstraintKind.STRUCTURAL_TAGS,
 }
 
-MAX_CHOSEN_IDS = 128
-"""Most chosen ids of a request. Less than `slipstream.v1` takes: all that a gateway is told is kept until the end."""
+MAX_CHOSEN = 1 << 22
+"""Most values of chosen ids that a request is told: all that a gateway is told is kept until the end, 12 bytes each."""
 
 UNSERVED: Mapping[str, str] = {
     "mm_inputs": "this server takes text only",
@@ -58,8 +58,8 @@ UNSERVED_PARAMS: Mapping[str, str] = {
 UNSERVED_EMBED: Mapping[str, str] = {
     "mm_inputs": "this server takes text only",
     "token_type_ids": "are not served",
-    "is_cross_encoder": "this server has no cross-encoder",
-    "texts": "are for cross-encoders, which are not served",
+    "is_cross_encoder": "pairs are judged by Score of slipstream.v1",
+    "texts": "are for pairs, which Score of slipstream.v1 judges",
 }
 
 
@@ -88,8 +88,8 @@ class SglangDialect(Answers):
         Raises InvalidRequest.
         """
         reading.refuse_oversized(message, info)
-        if len(message.token_ids_logprob) > MAX_CHOSEN_IDS:
-            raise InvalidRequest.of("token_ids_logprob", f"at most {MAX_CHOSEN_IDS} ids can be served here")
+        if len(message.token_ids_logprob) > MAX_LOGPROB_TOKEN_IDS:
+            raise InvalidRequest.of("token_ids_logprob", f"at most {MAX_LOGPROB_TOKEN_IDS} ids can be served")
         params = message.sampling_params
         violations = [
             *reading.id_violations(message, message.lora_id),
@@ -223,6 +223,13 @@ class SglangDialect(Answers):
 
 def _told_violations(message: pb.GenerateRequest, info: ModelInfo, of_prompt: bool) -> Iterator[FieldViolation]:
     """Of the fields about log probabilities."""
+    params, chosen = message.sampling_params, len(message.token_ids_logprob)
+    room = max(1, info.context_length - len(message.tokenized.input_ids))
+    tokens = min(params.max_new_tokens, room) if params.HasField("max_new_tokens") else room
+    most = MAX_CHOSEN // (max(1, tokens) * max(1, params.n))
+    if chosen > most:
+        words = f"has {chosen} ids, at most {most} can be told of each of {tokens} tokens; see max_new_tokens"
+        yield FieldViolation("token_ids_logprob", words)
     if of_prompt:
         count = len(message.tokenized.input_ids) - message.logprob_start_len
         yield from reading.told_violations(count, message.top_logprobs_num, info.vocab_size, "logprob_start_len")

@@ -16,6 +16,7 @@ from service.tenant_ids import public_id
 from service.wire.generate import id_violations, queue_timeout_violations, seconds
 from service.wire.message_limits import refuse_oversized_embed
 from service.wire.packed import LENGTH, tag, varint
+from service.wire.served_calls import refuse_unless_embedding
 
 Fields = dict[str, Any]
 
@@ -32,8 +33,9 @@ def embed_request(message: pb.EmbedRequest, info: ModelInfo, max_queued: int, de
     """The request as the engine takes it. It gets a random id if the client gave none.
 
     `deadline` is a `time.monotonic()` instant. More inputs than `max_queued` are refused: they could never be queued.
-    Raises InvalidRequest, which names every bad field at once.
+    Raises Unsupported, and InvalidRequest, which names every bad field at once.
     """
+    refuse_unless_embedding(info)
     refuse_oversized_embed(message, info, max_queued)
     violations = [*id_violations(message), *input_violations(message.inputs), *queue_timeout_violations(message)]
     pooling = info.pooling if message.pooling == pb.POOLING_UNSPECIFIED else POOLINGS.get(message.pooling)

@@ -20,6 +20,7 @@ from service.wire.packed import label_scores
 from service.wire.served_calls import labels_of, relevance_of
 
 _INPUTS = re.compile(r"inputs(?:(\[\d+\])\.pair)?")
+_QUERY = re.compile(r"inputs\[\d+\]\.pair\.first")
 
 
 def classify_request(
@@ -75,9 +76,13 @@ def _score_violations(message: pb.ScoreRequest) -> Iterator[FieldViolation]:
 
 def of_documents(error: InvalidRequest) -> InvalidRequest:
     """`error` of the engine with the names that the fields have in a ScoreRequest."""
-    return InvalidRequest(
-        [FieldViolation(_INPUTS.sub(r"documents\1", each.field), each.description) for each in error.violations]
-    )
+    found = [FieldViolation(_name_of(each.field), each.description) for each in error.violations]
+    # What is wrong with the query is wrong with all pairs that it is in.
+    return InvalidRequest(list(dict.fromkeys(found)))
+
+
+def _name_of(field: str) -> str:
+    return "query" if _QUERY.fullmatch(field) else _INPUTS.sub(r"documents\1", field)
 
 
 def classify_response(result: EmbedResult, message: pb.ClassifyRequest, labels: Labels) -> pb.ClassifyResponse:

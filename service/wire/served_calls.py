@@ -13,6 +13,12 @@ def refuse_unless_generating(info: ModelInfo) -> None:
         raise Unsupported(f"the served model puts out no text; {_instead(info)}")
 
 
+def refuse_unless_embedding(info: ModelInfo) -> None:
+    """Raise Unsupported if the model has no hidden states to embed with."""
+    if not info.embedding_dimension:
+        raise Unsupported(f"the served model gives no hidden states to embed with; {_instead(info)}")
+
+
 def labels_of(info: ModelInfo) -> Labels:
     """The labels that Classify gives scores of. Raises Unsupported if there are none."""
     if info.labels is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import math
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -214,7 +215,8 @@ def prove_module(
     except Exception as error:
         raise ModelLoadError(f"{what} is not supported: {one_line(error)}") from error
     if not result.passed:
-        raise ModelLoadError(f"{what} is not supported: {result.told}")
+        lead = "is not supported" if math.isfinite(result.error) else "cannot be served with these weights"
+        raise ModelLoadError(f"{what} {lead}: {result.told}")
     progress("self-check", 1.0)
     return loaded
 

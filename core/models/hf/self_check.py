@@ -71,7 +71,7 @@ class CheckResult:
     def told(self) -> str:
         """What is wrong, as the end of a sentence."""
         if not math.isfinite(self.error):
-            return "its logits are not finite, as with weights that are not"
+            return "its logits are not finite, as where weights are not"
         return (
             f"packed and plain logits differ by {self.error:.2g} of the largest logit (at most {self.tolerance:g} is "
             "rounding)"

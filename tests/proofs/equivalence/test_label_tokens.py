@@ -168,6 +168,6 @@ async def test_of_a_template_the_document_alone_is_cut(checkpoint_of: Callable[[
         found = await judge(made, TextPair("dog", document), truncate=True)
         with pytest.raises(InvalidRequest) as refused:
             await judge(made, TextPair("dog " * 100, "a"), truncate=True)
-        assert named(refused.value) == ["inputs[0].pair"]
+        assert named(refused.value) == ["inputs[0].pair.first"]
     assert found.embeddings[0].prompt_tokens == limit
     agree(found, next_by_hand(directory, [expected], tokenizer.convert_tokens_to_ids(["n", "y"])))

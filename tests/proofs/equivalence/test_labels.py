@@ -131,7 +131,7 @@ async def test_a_judge_writes_nothing_and_a_writer_judges_nothing(
         for inputs, fields in (
             ((TextPair("", ""),), ["inputs[0].pair"]),
             ((TextPair("a", "\ud800"),), ["inputs[0].pair"]),
-            (((5,), (320,), TextPair("a " * 1024, "b")), ["inputs[1].token_ids.ids[0]", "inputs[2].pair"]),
+            (((5,), (320,), TextPair("a " * 1024, "b")), ["inputs[1].token_ids.ids[0]", "inputs[2].pair.first"]),
         ):
             with pytest.raises(InvalidRequest) as refused:
                 await judge(made, *inputs)
