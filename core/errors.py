@@ -29,7 +29,8 @@ class SlipstreamError(Exception):
 
 
 class InvalidRequest(SlipstreamError):
-    """The request can never be served as it is; `violations` names every bad field at once."""
+    """The request can never be served as it is; `violations` names every bad field that is found at once: what only the
+    tokenizer can tell comes once the rest is right."""
 
     reason = "INVALID_REQUEST"
 

@@ -57,7 +57,7 @@ CONFIG_INFO = Metric(
     "Always 1; the labels are settings that explain the other figures.",
     (
         *("device", "overlap", "page_size", "max_running_requests", "max_queued_requests", "chunked_prefill_size"),
-        *("mixed_chunk", "schedule_policy", "prefix_cache", "frontends"),
+        *("mixed_chunk", "schedule_policy", "prefix_cache", "frontends", "kv_cache_dtype"),
     ),
 )
 WAITING_LIMIT = Metric("slipstream_requests_waiting_limit", "gauge", "Most requests that may wait for the batch.")

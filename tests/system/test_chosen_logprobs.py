@@ -56,3 +56,14 @@ def test_the_command_prints_them() -> None:
     text, *lines = done.output.strip().splitlines()[-3:]
     assert text.startswith("72") and [line.split()[0] for line in lines] == ["0:", "1:"]
     assert all([pair.partition(":")[0] for pair in line.split()[1:]] == ["41", "3"] for line in lines)
+
+
+def test_the_command_prints_what_was_likely_in_the_prompt() -> None:
+    done = CliRunner().invoke(cli, ["generate", "--native", "off", "--max-tokens", "1", "--prompt-top", "2", PROMPT])
+    assert done.exit_code == 0, done.output
+    lines = [line.split()[2:] for line in done.output.splitlines() if line.startswith("prompt ")]
+    assert len(lines) > 2
+    for own, *best in lines:
+        values = [float(each.strip("()").partition(":")[2]) for each in best]
+        assert len(best) == 2 and values == sorted(values, reverse=True)
+        assert float(own.partition(":")[2]) <= values[0]

@@ -23,6 +23,8 @@ from service.cli.server_access import ServerAccess, access_options, server_optio
 from service.config.server_config import ServerConfig
 from service.config.sources import load
 
+Told = tuple[int, float, Sequence[tuple[int, float]]]
+"""Of a prompt token: id, log probability, and what was likelier or as likely there."""
 ENGINE_GROUPS = ("Model", "Device", "Memory", "Scheduling", "Constraints")
 
 
@@ -73,6 +75,9 @@ class Asked:
     help="Print behind the text, for each place, the log probabilities of this token id; may be repeated.",
 )
 @click.option("--prompt-logprobs", is_flag=True, help="Print behind the text the log probability of each prompt token.")
+@click.option(
+    "--prompt-top", type=int, metavar="N", help="The same, with the N tokens that were most likely there, 20 at most."
+)
 @click.option("--no-speculative", is_flag=True, help="Guess no tokens ahead of the model, whatever the server does.")
 @click.option("--stop", multiple=True, help="Stop at this string; may be repeated.")
 @click.option(
@@ -91,6 +96,7 @@ def generate(
     stop: tuple[str, ...],
     logprob_token_ids: tuple[int, ...],
     prompt_logprobs: bool,
+    prompt_top: int | None,
     images: tuple[IO[bytes], ...],
     config_file: str | None,
     **options: Any,
@@ -110,8 +116,8 @@ def generate(
         given["stop"] = stop
     if logprob_token_ids:
         given |= {"logprobs": True, "logprob_token_ids": logprob_token_ids}
-    if prompt_logprobs:
-        given["prompt_logprobs"] = 0
+    if prompt_logprobs or prompt_top is not None:
+        given["prompt_logprobs"] = prompt_top or 0
     constraint = _constraint(options.pop("json_schema"), options.pop("regex"), options.pop("choice"))
     name, is_local, _ = (adapter or "").partition("=")
     if adapter and bool(server) == bool(is_local):
@@ -165,7 +171,7 @@ async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) 
     shown_first = [{"type": "image", "data": data} for data in asked.images]
     content = [*shown_first, {"type": "text", "text": asked.text}] if asked.images else asked.text
     prompt: Any = [{"role": "user", "content": content}] if asked.chat else asked.text
-    told, of_prompt = list[tuple[float, ...]](), list[tuple[int, float]]()
+    told, of_prompt = list[tuple[float, ...]](), list[Told]()
     wanted, constraint = None, asked.constraint
     if constraint is not None:
         is_choice = constraint.kind is ConstraintKind.CHOICE
@@ -182,7 +188,7 @@ async def _remote(server: str, wait: float, access: ServerAccess, asked: Asked) 
                     told += event.chosen_logprobs
                     yield event.text + shown.text((part.kind, part.text, part.call) for part in event.parts)
                 elif isinstance(event, PromptChunk):
-                    of_prompt += ((token, value) for token, value, _ in event.logprobs)
+                    of_prompt += event.logprobs
         except CallFailed as failure:
             raise click.ClickException(str(failure)) from None
     yield _table(asked, told, of_prompt)
@@ -213,23 +219,27 @@ async def _local(config: ServerConfig, asked: Asked) -> AsyncGenerator[str, None
             parse_answer=asked.answer.parsed,
         )
         shown = ShownParts()
-        told, of_prompt = list[tuple[float, ...]](), list[tuple[int, float]]()
+        told, of_prompt = list[tuple[float, ...]](), list[Told]()
         async with aclosing(await engine.generate(request)) as stream:
             async for event in stream:
                 if isinstance(event, Delta) and event.position < 0:
-                    of_prompt += ((entry.token_id, entry.logprob) for entry in event.logprobs)
+                    of_prompt += ((entry.token_id, entry.logprob, entry.top) for entry in event.logprobs)
                 elif isinstance(event, Delta):
                     told += (entry.chosen for entry in event.logprobs)
                     yield event.text + shown.text((part.kind.value, part.text, part.call) for part in event.parts)
         yield _table(asked, told, of_prompt)
 
 
-def _table(asked: Asked, told: Sequence[tuple[float, ...]], of_prompt: Sequence[tuple[int, float]]) -> str:
-    """A line for each prompt token behind the first, then one for each place with those of the chosen ids.
+def _table(asked: Asked, told: Sequence[tuple[float, ...]], of_prompt: Sequence[Told]) -> str:
+    """A line for each prompt token behind the first, with what was likelier there, then one for each place with those
+    of the chosen ids.
 
     Empty where neither was asked for.
     """
     ids = asked.sampling.get("logprob_token_ids", ())
-    prompt = "".join(f"\nprompt {place}: {token}:{value:.4f}" for place, (token, value) in enumerate(of_prompt, 1))
+    prompt = "".join(
+        f"\nprompt {place}: {token}:{value:.4f}" + "".join(f" ({other}:{that:.4f})" for other, that in top)
+        for place, (token, value, top) in enumerate(of_prompt, 1)
+    )
     lines = (" ".join(f"{token}:{value:.4f}" for token, value in zip(ids, values, strict=True)) for values in told)
     return prompt + ("".join(f"\n{place}: {line}" for place, line in enumerate(lines)) if ids else "")
