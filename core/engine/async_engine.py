@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import time
 import uuid
@@ -103,7 +102,7 @@ class AsyncEngine:
         """The newest snapshot; readable from any thread."""
         stats = self._grammars.add_stats(self._adapters.add_stats(self._scheduler.stats))
         stats = self._disagg.add_stats(self.control.add_stats(stats))
-        return dataclasses.replace(stats, text_failures=self._inputs.failures.count)
+        return self._inputs.counted(stats)
 
     @property
     def live_requests(self) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +36,7 @@ from core.types.io import GenerateRequest
 from core.types.media import NO_MEDIA, PromptMedia
 from core.types.request import Req
 from core.types.sampling_params import SamplingParams
+from core.types.stats import EngineStats
 
 LONG_IDS: Final = 16_384
 """More ids keep a thread busy for 10 ms and more. They never take all threads at once."""
@@ -50,6 +54,17 @@ def _prompt_field(request: GenerateRequest) -> str:
 def _image_field(request: GenerateRequest) -> str:
     """What is named where images do not fit their prompt."""
     return "images" if request.chat is None else "chat.messages"
+
+
+@dataclass(slots=True)
+class InputCounts:
+    """What became of inputs so far, under the names that `EngineStats` has for it."""
+
+    chats: int = 0
+    chat_refusals: int = 0
+    images: int = 0
+    image_tokens: int = 0
+    sounds: int = 0
 
 
 class InputProcessor:
@@ -78,6 +93,7 @@ class InputProcessor:
         """
         self.tokenizer = tokenizer
         self.failures = TextFailures()
+        self._counts = InputCounts()
         self._memory = memory
         self._context_length = context_length
         self.adapters = AdapterTable() if adapters is None else adapters
@@ -92,6 +108,10 @@ class InputProcessor:
         self.answering = Answering(answers, tokenizer, self._workers, self.failures)
         # Chats have threads of their own: a template that takes long must not hold up texts.
         self._chats = Workers(PROCESSES, "slipstream-chat")
+
+    def counted(self, stats: EngineStats) -> EngineStats:
+        """`stats` with what became of inputs."""
+        return dataclasses.replace(stats, text_failures=self.failures.count, **dataclasses.asdict(self._counts))
 
     def refuse_out_of_range(self, params: SamplingParams) -> None:
         """Raises InvalidRequest naming every field of `sampling_params` that no prompt could make servable."""
@@ -109,10 +129,14 @@ class InputProcessor:
             prompt, features = await self.audio.heard(request.audio, request.tenant)
             if not self._memory.fits_alone(len(prompt), self.bounds.max_input):
                 raise InvalidRequest.of("audio", "takes more memory than the server has for the encoder")
+            self._counts.sounds += 1
             return prompt, PromptMedia(features=features)
         images = await self.images.read(request)
         ids = await self.prompt_ids(request, images)
-        return ids, PromptMedia(self.images.placed(ids, images, _image_field(request)))
+        placed = self.images.placed(ids, images, _image_field(request))
+        self._counts.images += len(images)
+        self._counts.image_tokens += sum(image.pieces for image in images)
+        return ids, PromptMedia(placed)
 
     async def prompt_ids(self, request: GenerateRequest, images: Sequence[ReadImage] = ()) -> Ints:
         """Ids of the prompt, int64[n] with n >= 1, made off the loop. `images`: those of the request.
@@ -258,7 +282,7 @@ class InputProcessor:
     ) -> list[int]:
         caller, given = request.tenant, (chat, request.offered_tools, request.chat_arguments)
         render = self._as_they_are if request.special_tokens else self.tokenizer.render_literally
-        with self.failures.told():
+        with self.failures.told(), self._counting_chats():
             rendered, mark = await self._chats.run(render, *given, caller=caller)
         rendered = self.images.expanded(rendered, images, "chat.messages")
         # A mark may double what was written.
@@ -266,6 +290,15 @@ class InputProcessor:
         with self.failures.told():
             encode, long = self.tokenizer.encode_rendered, len(rendered) > LONG_CHARS
             return await self._workers.run(encode, rendered, mark, caller=caller, long=long)
+
+    @contextmanager
+    def _counting_chats(self) -> Iterator[None]:
+        try:
+            yield
+        except InvalidRequest:
+            self._counts.chat_refusals += 1
+            raise
+        self._counts.chats += 1
 
     def _as_they_are(self, *given: Any) -> tuple[str, str]:
         return self.tokenizer.render_chat(*given), ""

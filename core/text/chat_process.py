@@ -12,6 +12,7 @@ import mmap
 import os
 import resource
 import signal
+import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ import jinja2
 from core.text.lone_import import import_alone
 
 LENGTH_BYTES: Final = 4
+TEMPLATE_FILES: Final = frozenset({"<template>", "<unknown>"})
+"""What Jinja calls a template that comes from no file, in tracebacks."""
 _MAX_REASON_CHARS: Final = 200
 
 
@@ -61,7 +64,7 @@ def _work(setup: Mapping[str, Any], current: mmap.mmap) -> None:
 def render(
     template: str, special: Mapping[str, Any], conversation: Mapping[str, Any], max_chars: int
 ) -> dict[str, Any]:
-    """`text`; or `too_long`, `refused` with the words that the template chose, `failed`.
+    """`text`; or `too_long`, `refused` with the words that the template chose, `failed` with words for its operator.
 
     `conversation`: fields of a `core.text.conversation.Conversation`.
     """
@@ -78,7 +81,7 @@ def render(
         )
     except Exception as error:  # a template can fail in any way it likes
         reason = template_reason(error)
-        return {"refused": reason} if reason else {"failed": True}
+        return {"refused": reason} if reason else {"failed": _cause(error)}
     text: str = rendered[0][0]
     return {"text": text} if len(text) <= max_chars else {"too_long": True}
 
@@ -90,6 +93,15 @@ def template_reason(error: Exception) -> str | None:
         return None
     lines = error.message.strip().splitlines()
     return lines[0][:_MAX_REASON_CHARS] if lines else None
+
+
+def _cause(error: Exception) -> str:
+    """What the operator may read of it: where the template fails, and why if that quotes nothing of a conversation."""
+    found = type(error).__name__
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"{found} in line {error.lineno}: {(error.message or '')[:_MAX_REASON_CHARS]}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename in TEMPLATE_FILES]
+    return f"{found} in line {lines[-1]}" if lines else found
 
 
 def _limit_memory(extra: int) -> None:

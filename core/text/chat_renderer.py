@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -26,6 +27,8 @@ from core.errors import Draining, InvalidRequest, Overloaded, RequestFailed
 from core.text.chat_process import LENGTH_BYTES, frame
 from core.text.conversation import Conversation
 
+log = logging.getLogger(__name__)
+
 PROCESSES: Final = 2
 """The second one is started when two conversations come at once."""
 RENDER_SECONDS: Final = 2.0
@@ -35,6 +38,8 @@ PATIENCE_SECONDS: Final = 20.0
 START_SECONDS: Final = 60.0
 MEMORY_BYTES: Final = 1 << 29
 """Memory that a process may take beyond what it has once it is ready, in bytes; 512 MiB."""
+MOST_TOLD: Final = 20
+"""Different failures that are logged."""
 PATHS = (str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path))
 """Where this process found its modules, whatever directory it runs in."""
 
@@ -53,6 +58,7 @@ class ChatRenderer:
             "memory_bytes": MEMORY_BYTES,
         }
         self._max_chars, self._seconds = max_chars, seconds
+        self._told = set[str]()
         self._processes = tuple(_Process(setup) for _ in range(PROCESSES))
         # The last one used is the next one used, so that the others need not even be started.
         self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
@@ -97,7 +103,14 @@ class ChatRenderer:
             raise InvalidRequest.of("chat", f"the chat template takes longer than {self._seconds:g} s")
         if "ended" in answer:
             raise RequestFailed("the process that renders chats ended")
+        self._tell(str(answer.get("failed", "")))
         raise InvalidRequest.of("chat", "the chat template cannot render these messages")
+
+    def _tell(self, cause: str) -> None:
+        """Log a failure of the template, the first time: whether it is broken for all, its operator has to see."""
+        if cause not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(cause)
+            log.warning("the chat template failed on a conversation: %s", cause)
 
 
 class _Process:

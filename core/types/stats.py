@@ -225,6 +225,15 @@ class EngineStats:
     text_failures: int = 0
     """Requests on which the tokenizer failed. A request whose output was complete by then is in `finished` as complete.
     """
+    chats: int = 0
+    """Conversations that became prompts."""
+    chat_refusals: int = 0
+    """Conversations that the template refused or failed on, in time, size or otherwise."""
+    images: int = 0
+    image_tokens: int = 0
+    """Of images in prompts: how many, and tokens that stand for them."""
+    sounds: int = 0
+    """Sounds that became prompts of an encoder."""
     adapters_loaded: int = 0
     adapter_bytes: int = 0
     adapter_evictions: int = 0

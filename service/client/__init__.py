@@ -48,3 +48,4 @@ from service.client.judging import (
 from service.client.requests import Prompt as Prompt
 from service.client.requests import Sound as Sound
 from service.client.resumed_call import Received as Received
+from service.client.sampling_options import SamplingOptions as SamplingOptions

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 import grpc.aio
@@ -32,6 +32,7 @@ from service.client.judging import (
 )
 from service.client.requests import Prompt, chat_options, constraint_of, embed_input, set_input
 from service.client.resumed_call import Received, ResumedCall, attach_request, responses
+from service.client.sampling_options import SamplingOptions
 from service.pb.slipstream.v1 import inference_pb2 as pb
 from service.pb.slipstream.v1 import inference_pb2_grpc
 
@@ -146,11 +147,11 @@ class SlipstreamClient:
         tool_choice: str = "",
         images: Sequence[bytes] = (),
         on_started: Callable[[str], None] | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Chunk | End | PromptChunk, None]:
         """Stream the outputs for `prompt`, and PromptChunks before them where `prompt_logprobs` is given.
 
-        `sampling` are fields of SamplingParams; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
+        `sampling` are SamplingOptions; `constraint` is one of {"json_schema": text or dict}, {"regex": text},
         {"ebnf": text}, {"choice": [texts]}, {"structural_tags": the fields of StructuralTags, schemas as text or dict}.
         `timeout` is the call's deadline in seconds. Raises CallFailed.
         With `speculative=False` no tokens are guessed. `tools`, `template_arguments`, `special_tokens`, `parse_answer`

@@ -57,7 +57,7 @@ CONFIG_INFO = Metric(
     "Always 1; the labels are settings that explain the other figures.",
     (
         *("device", "overlap", "page_size", "max_running_requests", "max_queued_requests", "chunked_prefill_size"),
-        *("mixed_chunk", "schedule_policy", "prefix_cache", "frontends", "kv_cache_dtype"),
+        *("mixed_chunk", "schedule_policy", "prefix_cache", "frontends", "kv_cache_dtype", "deterministic"),
     ),
 )
 WAITING_LIMIT = Metric("slipstream_requests_waiting_limit", "gauge", "Most requests that may wait for the batch.")
@@ -145,6 +145,16 @@ SNAPSHOT: tuple[Metric, ...] = (
         "Requests on which the tokenizer failed, on their input or on their output.",
         field="text_failures",
     ),
+    Metric("slipstream_chats", "counter", "Conversations that the chat template made prompts of.", field="chats"),
+    Metric(
+        "slipstream_chat_refusals",
+        "counter",
+        "Conversations that the chat template refused or failed on; the log says where it fails.",
+        field="chat_refusals",
+    ),
+    Metric("slipstream_images", "counter", "Images in prompts.", field="images"),
+    Metric("slipstream_image_tokens", "counter", "Prompt tokens that stand for images.", field="image_tokens"),
+    Metric("slipstream_sounds", "counter", "Sounds that became prompts.", field="sounds"),
     Metric("slipstream_adapters_loaded", "gauge", "LoRA adapters that hold memory.", field="adapters_loaded"),
     Metric("slipstream_adapter_bytes", "gauge", "Bytes that LoRA adapters take on the device.", field="adapter_bytes"),
     Metric(

@@ -32,7 +32,7 @@ def read_wav(data: bytes, rate: int, longest: int) -> Floats:
             _refuse(channels, width, found, count, rate, longest)
             raw = file.readframes(count)
     except (wave.Error, EOFError, OSError, ValueError, RuntimeError) as error:
-        reason = str(error) or type(error).__name__
+        reason = str(error) or "it is cut off"
         raise InvalidRequest.of(FIELD, f"is no WAV file with integer samples: {reason}") from error
     whole = len(raw) // (channels * width) * channels * width
     samples = np.frombuffer(raw[:whole], {1: np.uint8, 2: np.int16, 4: np.int32}[width]).astype(np.float32)

@@ -61,7 +61,7 @@ def read_image(data: bytes, field: str) -> Image:
     except UnidentifiedImageError:
         raise InvalidRequest.of(field, f"is no image that can be read; send one of {', '.join(FORMATS)}") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error and more
-        raise InvalidRequest.of(field, f"cannot be decoded: {type(error).__name__}") from error
+        raise InvalidRequest.of(field, "cannot be decoded: it is broken or cut off") from error
 
 
 def _refuse_scans(data: bytes, pixels: int, field: str) -> None:

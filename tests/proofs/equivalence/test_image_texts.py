@@ -41,6 +41,7 @@ async def test_another_text_there_is_another_prompt(oracle: ImageOracle, seed: i
             want = oracle.greedy(each, OUTPUT)
             found, _ = await answer(engine, each)
             assert want and found[: len(want)] == want
+        assert engine.stats.images == 5 and engine.stats.image_tokens == 5 * asked.ids.count(oracle.token)
     assert len({oracle.greedy(each, OUTPUT) for each in (asked, *others)}) > 1, "it makes no difference"
 
 
