@@ -12,13 +12,15 @@ from core.engine.workers import Workers
 from core.errors import InvalidRequest, Overloaded
 from core.text.images.placing import ImagePlacer
 from core.text.images.processor import ImageProcessor
-from core.text.images.reading import read_image
+from core.text.images.reading import MAX_PIXELS, read_image
 from core.types.arrays import Ints
 from core.types.image import BLIND, MAX_IMAGES, NO_IMAGES, PromptImages, ReadImage
 from core.types.io import GenerateRequest, SentImage
 
 MAX_IMAGE_BYTES: Final = 20 << 20
 """Bytes of one image as it is sent."""
+REQUEST_PIXELS: Final = 4 * MAX_PIXELS
+"""Of all images of a request, as they are sent: 100 KB of PNG may be 33 million, which take a second and more."""
 HELD_BYTES: Final = 1 << 30
 """Bytes of pixels of all live requests. A request keeps them to its end: it may be retracted and computed again."""
 WAITING_BYTES: Final = 256 << 20
@@ -117,10 +119,11 @@ class ImageInputs:
 
     async def _read_all(self, sent: Sequence[SentImage], tenant: str) -> tuple[ReadImage, ...]:
         found: list[ReadImage] = []
-        tokens = size = 0
+        tokens = size = pixels = 0
         for each in sent:
             # A turn for each: others need not wait for all sixteen.
-            image = await self._workers.run(self._read, each, caller=tenant)
+            image, came = await self._workers.run(self._read, each, REQUEST_PIXELS - pixels, caller=tenant)
+            pixels += came
             tokens, size = tokens + image.length, size + image.pixels.nbytes
             # Refused for good is what would not fit beside no other image either.
             if tokens > self._limits.prompt or not TenantBytes().has_room(tenant, size, HELD_BYTES):
@@ -148,15 +151,17 @@ class ImageInputs:
         """End the thread without waiting for it."""
         self._workers.close()
 
-    def _read(self, sent: SentImage) -> ReadImage:
+    def _read(self, sent: SentImage, most_pixels: int) -> tuple[ReadImage, int]:
+        """The image, and how many pixels it had before it was resized."""
         assert self._processor is not None, "asked for above"
-        found = self._processor.read(read_image(sent.data, sent.field), sent.field)
+        image = read_image(sent.data, sent.field, most_pixels)
+        found = self._processor.read(image, sent.field)
         if found.length > self._limits.tokens:
             said = f"becomes {found.length} tokens, at most {self._limits.tokens} can be served; make it smaller"
             raise InvalidRequest.of(sent.field, said)
         # Hashed here: the scheduler asks for it on the loop.
         assert len(found.keys) == found.length
-        return found
+        return found, image.width * image.height
 
     def _hold(self, image: ReadImage, tenant: str) -> None:
         size = image.pixels.nbytes

@@ -35,11 +35,11 @@ _PROFILE: Final = b"iCCP"
 """A chunk that a PNG has once. Each is inflated to 1 MB: 4,500 of them in 4 MB took 10 s."""
 
 
-def read_image(data: bytes, field: str) -> Image:
+def read_image(data: bytes, field: str, most_pixels: int = MAX_PIXELS) -> Image:
     """The image in `data` as RGB, turned as its EXIF data say, which is what `transformers` makes of it.
 
     Of an animation it is the first frame. Raises InvalidRequest with `field` for other formats, broken data, and more
-    than MAX_PIXELS, which its header tells.
+    than MAX_PIXELS, which its header tells, or than `most_pixels`, which other images of the request leave.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -53,6 +53,9 @@ def read_image(data: bytes, field: str) -> Image:
             width, height = opened.size
             if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
                 said = f"has {width} x {height} pixels, at most {MAX_PIXELS} and {MAX_SIDE} a side can be read"
+                raise InvalidRequest.of(field, said)
+            if width * height > most_pixels:
+                said = f"has {width} x {height} pixels, and the images before it leave {most_pixels} for the request"
                 raise InvalidRequest.of(field, said)
             _refuse_scans(data, width * height, field)
             return ImageOps.exif_transpose(opened).convert("RGB")

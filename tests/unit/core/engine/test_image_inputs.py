@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,11 @@ from core.types.io import GenerateRequest
 PIXELS = 300
 
 
+def shown(data: bytes, field: str, most_pixels: int) -> Any:
+    """In the place of `read_image`."""
+    return SimpleNamespace(width=3, height=2, data=data)
+
+
 class Sized:
     """A processor that makes PIXELS floats of every image."""
 
@@ -30,7 +36,7 @@ class Sized:
 
 @pytest.fixture
 def inputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[ImageInputs]:
-    monkeypatch.setattr(image_inputs, "read_image", lambda data, field: data)
+    monkeypatch.setattr(image_inputs, "read_image", shown)
     found = ImageInputs(Sized(), object())  # type: ignore[arg-type]
     yield found
     found.close()
@@ -118,7 +124,7 @@ async def test_what_can_never_fit_is_the_fault_of_the_request(
 async def test_tokens_of_images_are_bounded(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], field: str
 ) -> None:
-    monkeypatch.setattr(image_inputs, "read_image", lambda data, field: data)
+    monkeypatch.setattr(image_inputs, "read_image", shown)
     inputs = ImageInputs(Sized(), object(), ImageLimits(*limits))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest) as refused:
         await inputs.read(GenerateRequest(text="a", images=(b"x",) * 3))
@@ -134,13 +140,13 @@ class Slow(Sized):
         self.go = threading.Event()
 
     def read(self, data: Any, field: str) -> ReadImage:
-        self.seen.append(data)
+        self.seen.append(data.data)
         assert self.go.wait(20)
         return super().read(data, field)
 
 
 async def test_callers_take_turns_and_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_inputs, "read_image", lambda data, field: data)
+    monkeypatch.setattr(image_inputs, "read_image", shown)
     monkeypatch.setattr(image_inputs, "WAITING_BYTES", 6)
     slow = Slow()
     inputs = ImageInputs(slow, object())  # type: ignore[arg-type]
