@@ -1,24 +1,27 @@
 """Brings the files of a hub's model into the cache of `huggingface_hub`, and says in one line why it cannot.
 
 The library's own variables hold: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE and the proxies'.
-A broken connection is taken up again where it broke. Files that came whole stay for the next start, which begins a file
-that was cut off anew. Without a network, what the cache has whole is served.
+A broken connection is taken up again where it broke. Files that came whole stay for the next start, and so does what
+came of weights (`partial`). Without a network, what the cache has whole is served.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import logging
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from core.errors import ModelLoadError
-from service.checkpoints.model_name import HubModel
+from service.checkpoints.model_name import COMMIT, HubModel
 from service.process.sizes import shown
 
 if TYPE_CHECKING:
@@ -39,50 +42,93 @@ weights once more."""
 MARGIN_BYTES: Final = 64 * 1024 * 1024
 """Free space that a download leaves."""
 ELSEWHERE: Final = "HF_HOME or HF_HUB_CACHE names another place"
+PIECE_BYTES: Final = 16 * 1024
+"""Most bytes that come untold: the library tells of 10 MiB at once, for which a slow network needs minutes."""
 
 
-def download(model: HubModel, progress: Progress | None) -> Path:
-    """The directory of the model's files, fetched if they are not there. Raises ModelLoadError; blocks."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import DryRunError
+def download(model: HubModel, progress: Progress | None, current: bool = False) -> Path:
+    """The directory of the model's files, fetched if they are not there. Raises ModelLoadError; blocks.
 
-    from service.checkpoints.byte_progress import ByteProgress
-
+    With `current` the cache alone is taken only where it cannot be old: for a commit, or where no hub is to be asked.
+    """
     try:
-        try:
-            with _one_line_only():
-                files = _snapshot(model, dry_run=True, tqdm_class=ByteProgress.silent())
-        except DryRunError as error:
-            # Without a hub there is the cache: the plain call finds what is there, or says why it asks in vain.
-            log.info("%s: taken from the cache, since %s", model, _first_line(error.__cause__ or error))
-            return Path(_snapshot(model))
-        total, missing = _sizes(model, files, Path(constants.HF_HUB_CACHE))
-        stage = f"downloading {model} ({shown(total)})"
-        bars = ByteProgress(stage, total, total - missing, progress if missing else None)
         with _one_line_only():
-            found = Path(_snapshot(model, tqdm_class=bars.bar()))
-        log.info("%s: commit %s, %s, of which %s came now", model, found.name, shown(total), shown(missing))
-        return found
+            return _downloaded(model, progress, current)
     except ModelLoadError:
         raise
     except Exception as error:
         raise ModelLoadError(f"{model}: {_reason(error, model)}") from None
 
 
+def _downloaded(model: HubModel, progress: Progress | None, current: bool) -> Path:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import DryRunError
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    from service.checkpoints.byte_progress import ByteProgress
+    from service.checkpoints.partial import fetching_beside, located
+
+    constants.DOWNLOAD_CHUNK_SIZE = min(constants.DOWNLOAD_CHUNK_SIZE, PIECE_BYTES)
+    try:
+        files = _snapshot(model, dry_run=True, tqdm_class=ByteProgress.silent())
+    except DryRunError as error:
+        return _cached(model, error.__cause__ or error, current)
+    headers = build_hf_headers(library_name="slipstream")
+    parts = located(files, model.repo, constants.ENDPOINT, headers)
+    total, missing = _sizes(model, files, sum(each.here for each in parts), Path(constants.HF_HUB_CACHE))
+    stage = f"downloading {model} ({shown(total)})"
+    told = ByteProgress(stage, total, total - missing, progress if missing else None)
+    with fetching_beside(parts, headers, told):
+        found = Path(_snapshot(model, without=[each.name for each in parts], tqdm_class=told.bar()))
+    if parts:
+        # Their blobs are there now; this links them, in the commit that came: a branch may have moved meanwhile.
+        _snapshot(replace(model, revision=found.name), tqdm_class=told.bar())
+    log.info("%s: commit %s, %s, of which %s came now", model, found.name, shown(total), shown(missing))
+    return found
+
+
+def _cached(model: HubModel, cause: BaseException, current: bool) -> Path:
+    """What the cache has whole, where the hub could not be asked because of `cause`, which is raised if it has not."""
+    from huggingface_hub import constants, errors
+
+    why, fixed = _why(cause), COMMIT.fullmatch(model.revision or "") is not None
+    refused = isinstance(cause, errors.RepositoryNotFoundError | errors.GatedRepoError)
+    if current and not fixed and not constants.HF_HUB_OFFLINE and not refused:
+        old = "what the cache has of it may be old; a full commit, as ORG/NAME@COMMIT, is taken from there"
+        raise ModelLoadError(f"{model}: {why}, and {old}")
+    try:
+        found = Path(_snapshot(model, local_files_only=True))
+    except errors.LocalEntryNotFoundError:
+        raise cause from None
+    log.info("%s: taken from the cache, since %s", model, why)
+    return found
+
+
 @contextmanager
 def _one_line_only() -> Iterator[None]:
-    """The library warns of each try that fails, dozens for one download; the last one is what the error tells."""
+    """The library warns of each try that fails, dozens for one download; the last one is what the error tells.
+
+    It sets its own level when it is imported, so that comes first. What it asks is told by the HTTP library, at INFO.
+    """
+    import huggingface_hub.utils.logging  # noqa: F401
+
     library = logging.getLogger("huggingface_hub")
-    before = library.level
+    requests = [logging.getLogger(name) for name in ("httpx", "httpx2")]
+    before = [(each, each.level) for each in (library, *requests)]
     if "HF_HUB_VERBOSITY" not in os.environ:
         library.setLevel(logging.ERROR)
+        for each in requests:
+            each.setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", module="huggingface_hub")
     try:
         yield
     finally:
-        library.setLevel(before)
+        for each, level in before:
+            each.setLevel(level)
 
 
-def _snapshot(model: HubModel, **options: Any) -> Any:
+def _snapshot(model: HubModel, without: list[str] | None = None, **options: Any) -> Any:
+    """Call the library for all files but `without`."""
     from huggingface_hub import constants, snapshot_download
 
     return snapshot_download(
@@ -90,22 +136,30 @@ def _snapshot(model: HubModel, **options: Any) -> Any:
         endpoint=constants.ENDPOINT,
         revision=model.revision,
         allow_patterns=list(FILES),
-        ignore_patterns=list(LEFT_OUT),
+        ignore_patterns=[*LEFT_OUT, *map(glob.escape, without or ())],
         library_name="slipstream",
         **options,
     )
 
 
-def _sizes(model: HubModel, files: Any, cache: Path) -> tuple[int, int]:
-    """Bytes of all files, and of those to come. Raises ModelLoadError if there are no weights, or too little space."""
+def _sizes(model: HubModel, files: Any, here: int, cache: Path) -> tuple[int, int]:
+    """Bytes of all files, and of those to come, less `here` of them that came before.
+
+    Raises ModelLoadError if there are no weights, or too little space, and OSError if the cache cannot be written.
+    """
     if not any(each.filename.endswith(".safetensors") for each in files):
         raise ModelLoadError(f"{model} has no *.safetensors files on the hub; other weight formats are not read")
     total = sum(max(0, each.file_size or 0) for each in files)
-    missing = sum(max(0, each.file_size or 0) for each in files if each.will_download)
+    missing = max(0, sum(max(0, each.file_size or 0) for each in files if each.will_download) - here)
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(there).free
     if missing and missing + MARGIN_BYTES > free:
-        raise ModelLoadError(f"{model} needs {shown(missing)} more and {there} has {shown(free)} free; {ELSEWHERE}")
+        needed = f"{shown(missing)} more, beside {shown(MARGIN_BYTES)} that stay free"
+        raise ModelLoadError(f"{model} needs {needed}, and {there} has {shown(free)} free; {ELSEWHERE}")
+    if missing:
+        cache.mkdir(parents=True, exist_ok=True)
+        if not os.access(cache, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(cache))
     return total, missing
 
 
@@ -137,12 +191,27 @@ def _reason(error: Exception, model: HubModel) -> str:
 
 def _unreachable(error: Exception, hub: str, offline: bool) -> str:
     if offline:
-        return (
-            "HF_HUB_OFFLINE is set, and the cache does not have all of its files; "
-            "HF_HUB_OFFLINE=0 lets the server fetch them"
-        )
+        name = _offline_variable()
+        return f"{name} is set, and the cache does not have all of its files; {name}=0 lets the server fetch them"
     cause = error.__cause__ or error
     return f"{hub} cannot be reached ({_first_line(cause)}), and the cache does not have all of its files"
+
+
+def _why(cause: BaseException) -> str:
+    """Why the hub was of no use, in a few words."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return f"{_offline_variable()} is set"
+    hub, status = _without_password(constants.ENDPOINT), _status(cause)
+    if status is not None:
+        return f"{hub} answered with status {status}"
+    return f"{hub} cannot be reached ({_first_line(cause)})"
+
+
+def _offline_variable() -> str:
+    """The one that is set: the library takes the first that is not empty."""
+    return next((name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name)), "HF_HUB_OFFLINE")
 
 
 def _of_the_disk(error: OSError, cache: str) -> str:

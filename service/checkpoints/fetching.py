@@ -25,11 +25,14 @@ def fetching(build: EngineBuilder) -> EngineBuilder:
 
 
 def fetch(name: str) -> Path:
-    """The directory of the hub's model `name`, fetched if it is not there. Raises ModelLoadError; blocks."""
+    """The directory of the hub's model `name`, fetched if it is not there. Raises ModelLoadError; blocks.
+
+    A branch or tag is that of the hub: without it nothing is taken from the cache, which may be old.
+    """
     model = hub_model(name)
     if model is None:
         raise ModelLoadError("must be ORG/NAME or ORG/NAME@REVISION")
-    return _fetch(model, None)
+    return _fetch(model, None, current=True)
 
 
 def fetched(config: EngineConfig, progress: Progress | None) -> EngineConfig:
@@ -42,9 +45,9 @@ def fetched(config: EngineConfig, progress: Progress | None) -> EngineConfig:
     return replace(config, model=replace(config.model, path=str(directory), served_name=name))
 
 
-def _fetch(model: HubModel, progress: Progress | None) -> Path:
+def _fetch(model: HubModel, progress: Progress | None, current: bool = False) -> Path:
     from service.checkpoints.download import download
 
-    directory = download(model, progress)
+    directory = download(model, progress, current)
     check_model(directory)
     return directory

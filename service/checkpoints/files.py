@@ -19,7 +19,9 @@ MAX_HEADER_BYTES = 100 * 1024 * 1024
 def check_model(path: Path) -> None:
     """Raise ModelLoadError if `path` cannot be a checkpoint: missing files, or weights shorter than they say."""
     if not path.is_dir():
-        raise ModelLoadError(f"model directory {path} does not exist")
+        bare = not path.is_absolute() and len(path.parts) == 1
+        advice = "; a model of a hub is named ORG/NAME" if bare else ""
+        raise ModelLoadError(f"model directory {path} does not exist{advice}")
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"model directory {path} has no config.json")
     shards = sorted(path.glob("*.safetensors"))

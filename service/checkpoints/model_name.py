@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
+
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+"""A revision that always means the same files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,11 @@ def hub_model(given: str) -> HubModel | None:
     if found is None or ".." in given or Path(given).is_dir():
         return None
     return HubModel(found[1], found[2])
+
+
+def pinned(name: str, directory: Path) -> str:
+    """`name` at the commit whose files are in `directory`, so that it means these for all that ask; else `name`."""
+    model = hub_model(name)
+    if model is None or not COMMIT.fullmatch(directory.name):
+        return name
+    return str(replace(model, revision=directory.name))

@@ -70,6 +70,7 @@ ALLOWED = {
     ): "starts ranks of this machine; what they say is no pickle",
     ("core/parent.py", "ctypes"): "has the kernel end a process with its parent",
     ("service/checkpoints/download.py", "huggingface_hub"): "fetches the model that an operator names ORG/NAME",
+    ("service/checkpoints/partial.py", "huggingface_hub"): "goes on with files of that model",
 }
 """By file and module or call: what is on the list all the same, and why."""
 

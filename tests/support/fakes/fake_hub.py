@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,6 +39,12 @@ class FakeHub:
     """Until it is set, no file is sent."""
     lies: dict[str, int] = field(default_factory=dict)
     """Sizes of files that it links to, told instead of theirs."""
+    etags: dict[str, str] = field(default_factory=dict)
+    """Etags of files, told instead of the SHA-1 of their bytes."""
+    pace: float = 0.0
+    """Seconds after each kB of a file; 0: as fast as it can."""
+    ranges: bool = True
+    """Whether parts of files are sent; without, the whole file is."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """(method, path, range) of each request."""
     endpoint: str = ""
@@ -123,10 +129,11 @@ class _Handler(BaseHTTPRequestHandler):
         linked = self.served.lies.get(name)
         if body and self.served.held is not None:
             self.served.held.wait()
-        headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        etag = self.served.etags.get(name) or hashlib.sha1(data).hexdigest()
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         headers |= {} if linked is None else {"X-Linked-Size": str(linked)}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if asked is None:
+        if asked is None or not self.served.ranges:
             return self._send(data, headers, body)
         first = int(asked[1])
         headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
@@ -144,7 +151,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.served.cut_after, self.served.status = None, self.served.status_after_cut
             self.close_connection = True
             data = data[:cut]
-        self.wfile.write(data)
+        self._write(data, self.served.pace if "ETag" in headers else 0.0)
+
+    def _write(self, data: bytes, pace: float) -> None:
+        step, waits = 1000 if pace else max(1, len(data)), threading.Event()
+        with suppress(ConnectionError):
+            for place in range(0, len(data), step):
+                self.wfile.write(data[place : place + step])
+                waits.wait(pace)
 
     def _refuse(self, status: int, code: str) -> None:
         self.send_response(status)
