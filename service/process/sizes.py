@@ -13,3 +13,11 @@ def shown(count: float) -> str:
         if count >= size * ROUNDS_UP:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} bytes"
+
+
+def shown_of(count: float, total: float) -> str:
+    """`1.2 of 3.5 MB`: a part of `total`, in the unit of the whole."""
+    for size, unit in UNITS:
+        if total >= size * ROUNDS_UP:
+            return f"{count / size:.1f} of {total / size:.1f} {unit}"
+    return f"{count:.0f} of {total:.0f} bytes"
