@@ -15,6 +15,8 @@ Progress = Callable[[str, float], None]
 
 Result = TypeVar("Result")
 
+_THREAD = "slipstream-load"
+
 
 class BuiltEngine(Protocol):
     """An engine that is loaded, and on no event loop yet. A server that lets go of it has nothing to stop."""
@@ -32,6 +34,11 @@ def build_core_engine(config: EngineConfig, progress: Progress | None) -> BuiltE
     from core.engine.build import build_engine
 
     return build_engine(config, progress)
+
+
+def left_behind() -> bool:
+    """Whether work of `in_daemon_thread` goes on. At the end of a process that is work which its waiter has left."""
+    return any(each.name == _THREAD for each in threading.enumerate())
 
 
 async def in_daemon_thread(work: Callable[[], Result]) -> Result:
@@ -57,5 +64,5 @@ async def in_daemon_thread(work: Callable[[], Result]) -> Result:
         except RuntimeError:
             return  # the loop is closed: the server was told to stop while loading
 
-    threading.Thread(target=run, name="slipstream-load", daemon=True).start()
+    threading.Thread(target=run, name=_THREAD, daemon=True).start()
     return await done

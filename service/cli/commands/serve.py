@@ -18,6 +18,7 @@ from service.cli.progress import TerminalProgress
 from service.config.server_config import ServerConfig
 from service.config.sources import load
 from service.config.torchrun import launched
+from service.engine.builder import left_behind
 from service.process.compile_caches import use_writable_caches
 from service.process.exit_guard import leave_within
 from service.process.logs import configure
@@ -53,8 +54,9 @@ def serve(config_file: str | None, **flags: Any) -> None:
     use_writable_caches(os.environ)
     shorten_switch_interval(writes=not config.frontends)
     code = _follow(config) if config.engine.nodes.node_rank else asyncio.run(_until_told(config))
-    if code:
-        # A forward thread that hangs, or a half-read checkpoint, must not keep a failed process alive.
+    if code or left_behind():
+        # A forward thread that hangs, a half-read checkpoint or a download must not keep an ended process alive: the
+        # interpreter would wait for their threads.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -97,7 +99,11 @@ async def _run(config: ServerConfig) -> int:
         line = f"{ready_line(ready)}\n".encode()
         threading.Thread(target=os.write, args=(sys.stdout.fileno(), line), daemon=True).start()
 
-    return await run(server, announce)
+    try:
+        return await run(server, announce)
+    finally:
+        # An error is a line of its own, and not the end of a bar.
+        progress.close()
 
 
 def ready_line(server: Served) -> str:
