@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from core.errors import Overloaded
 from core.types.control import CONTROL_BUSY, Activity, Nap, WeightSource, WeightUpdate
+from service.checkpoints.model_name import pinned
 from service.engine.builder import in_daemon_thread
 from service.replicas.standing import Members, Standing, done_in_all, to_its_end
 
@@ -75,7 +77,9 @@ class ReplicaControl:
         fetch = self._fetch
         if source.name and fetch is not None:
             # Not in turn: it may take minutes, in which engines end and start.
-            await in_daemon_thread(lambda: fetch(source.name))
+            directory = await in_daemon_thread(lambda: fetch(source.name))
+            # A branch may move before the last of them asks, or before one starts again.
+            source = replace(source, name=pinned(source.name, directory))
         each = await self._standing.in_turn(self._taken(source, version))
         self.updates, self.failures = self.updates + 1, self.failures - 1
         return WeightUpdate(
