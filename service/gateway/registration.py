@@ -49,6 +49,10 @@ class Gateway:
         """Add every method that is served; grpc answers UNIMPLEMENTED for the others."""
         server.add_generic_rpc_handlers(tuple(handlers(each.dialect.service, each) for each in self.servicers))
 
+    def tell(self) -> None:
+        """Log which dialects there are, once they can be used: a start that fails has one line to say."""
+        log.info("gateway dialects: %s", ", ".join(each.dialect.name for each in self.servicers))
+
     def close(self) -> None:
         """End all subscriptions to prefix events."""
         self._worker.subscriptions.close()
@@ -62,13 +66,11 @@ def gateway_of(config: ServerConfig, calls: OpenCalls, version: str) -> Gateway 
     if not config.gateway or find_spec(PACKAGE) is None:
         return None
     try:
-        gateway = Gateway(calls, version)
+        return Gateway(calls, version)
     except (ImportError, RuntimeError, TypeError) as error:
         # Generated code checks the version of protobuf when it is imported.
         reason = str(error).strip().splitlines()[0]
         raise StartupError(f"{PACKAGE} cannot be used: {reason} (--no-gateway leaves it out)") from None
-    log.info("gateway dialects: %s", ", ".join(each.dialect.name for each in gateway.servicers))
-    return gateway
 
 
 _BUILDERS: dict[bool, Callable[..., grpc.RpcMethodHandler[Any, Any]]] = {

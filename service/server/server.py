@@ -206,6 +206,8 @@ class Server:
             self._desk.follow(engine)
         if self._tracer is not None:
             self._tracer.model = engine.model_info.name
+        if self._gateway is not None:
+            self._gateway.tell()
         engine.control.follow(lambda _: self._tell_readiness())
 
     def refuse_readiness(self) -> None:
