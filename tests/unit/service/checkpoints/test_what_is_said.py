@@ -39,6 +39,18 @@ def test_of_an_empty_cache_nothing_is_taken(hub: FakeHub, status: int, caplog: p
     assert not caplog.records
 
 
+def test_a_hub_that_fails_behind_the_list_of_files_is_not_out_of_reach(hub: FakeHub) -> None:
+    """The library says then that a file is not in the cache, because of the answer."""
+
+    class Asked(list[tuple[str, str, str]]):
+        def append(self, each: tuple[str, str, str]) -> None:
+            super().append(each)
+            hub.status = 503 if "/resolve/" in each[1] else None
+
+    hub.asked = Asked()
+    assert f"{hub.endpoint} answered with status 503" in refusal()
+
+
 def test_what_is_taken_is_said_with_the_reason(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
