@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,9 +66,9 @@ def test_the_next_start_goes_on_where_the_last_one_ended(hub: FakeHub) -> None:
 
 def test_what_is_here_needs_no_space(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_off(hub)
-    usage = downloads.shutil.disk_usage("/")
+    usage = shutil.disk_usage("/")
     free = downloads.MARGIN_BYTES + SIZE - CUT + 2 * downloads.PIECE_BYTES
-    monkeypatch.setattr(downloads.shutil, "disk_usage", lambda _: usage._replace(free=free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     assert whole(hub, download(NAME, None))
 
 

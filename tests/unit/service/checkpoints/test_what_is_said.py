@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,8 +77,8 @@ def test_the_variable_that_is_set_is_named(hub: FakeHub, monkeypatch: pytest.Mon
 
 
 def test_what_stays_free_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = downloads.shutil.disk_usage("/")
-    monkeypatch.setattr(downloads.shutil, "disk_usage", lambda _: usage._replace(free=downloads.MARGIN_BYTES))
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=downloads.MARGIN_BYTES))
     margin = shown(downloads.MARGIN_BYTES)
     assert f" more, beside {margin} that stay free, and " in refusal()
     assert f" has {margin} free; " in refusal()

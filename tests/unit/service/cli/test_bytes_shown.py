@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from huggingface_hub import constants
 
 from service.checkpoints.byte_progress import ByteProgress
 from service.checkpoints.download import download
-from service.cli import progress as progresses
 from service.cli.progress import TerminalProgress
 from service.process.sizes import shown_of
 from tests.unit.service.checkpoints.hub_at_hand import NAME, hub_at_hand
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(progresses.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
 def test_a_part_has_the_unit_of_its_whole() -> None:
