@@ -30,7 +30,8 @@ def test_a_model_whose_images_cannot_be_read_is_served_and_says_why(
         raise ModelLoadError("it has no preprocessor_config.json")
 
     monkeypatch.setattr(media_inputs.ImageProcessor, "load", load)
-    spec: Any = SimpleNamespace(vision=object())
+    monkeypatch.setattr(media_inputs, "ImagePlacer", lambda *_: None)
+    spec: Any = SimpleNamespace(vision=SimpleNamespace(tiles=None))
     nothing: Any = None
     found = image_inputs(MADE, spec, nothing, nothing)
     assert found is not None and not found.sees
@@ -44,7 +45,7 @@ def test_a_tower_looks_at_a_blank_image_first(misfit: str, monkeypatch: pytest.M
     monkeypatch.setattr(media_inputs, "ImagePlacer", lambda *_: None)
     shown = list[Any]()
     tower: Any = SimpleNamespace(misfit=lambda image: shown.append(image) or misfit)
-    spec: Any = SimpleNamespace(vision=object())
+    spec: Any = SimpleNamespace(vision=SimpleNamespace(tiles=None))
     pools: Any = SimpleNamespace(max_input_length=9)
     found = image_inputs(MADE, spec, pools, pools, tower)
     assert found is not None and found.sees is (not misfit) and shown == ["blank"]

@@ -56,7 +56,7 @@ async def test_an_embedding_between_two_of_its_inputs_ends_with_draining(
         held = Held(engine, monkeypatch)
         # The emulated model has none.
         monkeypatch.setattr(engine._embeddings, "_hidden_size", 8)
-        asked = asyncio.create_task(engine.embed(EmbedRequest(inputs=("one " * 99, "two"))))
+        asked = asyncio.create_task(engine.embed(EmbedRequest(inputs=("one " * 3_000, "two " * 3_000))))
         await until(lambda: held.entered == 1)
         await engine.stop()
         held.gate.set()

@@ -37,8 +37,9 @@ def failed(template: str, times: int = 1) -> None:
 def test_the_log_says_where_it_fails(template: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, NAME):
         failed(template, times=2)
-    (line,) = [each.message for each in caplog.records if each.name == NAME]
-    assert line.startswith(f"the chat template failed on a conversation: {says}") and SECRET not in line
+    lines = [each.message for each in caplog.records if each.name == NAME]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"the chat template failed on a conversation: {says}") and SECRET not in lines[0]
 
 
 def test_different_failures_are_told_up_to_a_number(caplog: pytest.LogCaptureFixture) -> None:
