@@ -36,7 +36,7 @@ def check(model: str | None, as_json: bool, config_file: str | None, **options: 
     """Say how a model would be served on this machine, or why it would be refused.
 
     It is loaded and proved as `serve` does it, and its pools are sized; nothing is served. Without a model it is the
-    bundled one. Exit code 3: it cannot be served, for the reason that is printed.
+    bundled one. Exit code 3: it cannot be served, for the reason that is printed, with --json as {"refused": reason}.
 
     \b
     slipstream check
@@ -44,10 +44,15 @@ def check(model: str | None, as_json: bool, config_file: str | None, **options: 
     slipstream check ORG/NAME --dtype bfloat16 --json
     """
     config = load(ServerConfig, options | {"model": model}, os.environ, config_file)
-    if hub_model(config.engine.model.path) is None:
-        check_model(config.model_path)
-    use_writable_caches(os.environ)
-    found = asyncio.run(_reported(config))
+    try:
+        if hub_model(config.engine.model.path) is None:
+            check_model(config.model_path)
+        use_writable_caches(os.environ)
+        found = asyncio.run(_reported(config))
+    except StartupError as error:
+        if as_json:
+            click.echo(json.dumps({"refused": error.message}))
+        raise
     if as_json:
         click.echo(json.dumps(asdict(found) | {"tokens_per_second": found.tokens_per_second}))
         return
@@ -99,6 +104,6 @@ def _held(found: ModelReport) -> list[tuple[str, str]]:
         lines.append(("states per request", shown(found.state_bytes)))
     lines.append(("cache here", held))
     if found.generates:
-        most = f"at most {found.tokens_per_second:,.0f} for one request: {shown(found.bandwidth)}/s are read"
+        most = f"at most {found.tokens_per_second:,.0f} for one request: {shown(found.bandwidth)}/s were read just now"
         lines.append(("tokens per second", most))
     return lines
