@@ -59,8 +59,8 @@ class Encodings:
 
         def encode() -> list[int]:
             ids = self._tokenizer.encode(text, True)
-            if part is not None:
-                self._refuse_first(len(ids), text[: part[0]] + text[part[1] :])
+            if part is not None and len(ids) > self._bounds.max_input:
+                self._refuse_first(self._tokenizer.encode(text[: part[0]] + text[part[1] :], True))
             return ids
 
         return Encoding(len(text), encode, self._ids_of("text"))
@@ -89,7 +89,7 @@ class Encodings:
             pair = TextPair(pair.first, pair.second[: bounds.most_chars])
         chars = len(pair.first) + len(pair.second)
         if not cut:
-            bounds.refuse_long(chars, "pair")
+            bounds.refuse_long(chars, "pair.first" if len(pair.first) > bounds.most_chars else "pair")
         ids_of, limit = self._ids_of("pair"), bounds.max_input if cut else None
 
         def typed(found: tuple[list[int], list[int]]) -> Ints:
@@ -98,7 +98,8 @@ class Encodings:
 
         def joined() -> tuple[list[int], list[int]]:
             found = encode(pair.first, pair.second, limit)
-            self._refuse_first(len(found[0]), pair.first)
+            if len(found[0]) > bounds.max_input:
+                self._refuse_first(encode(pair.first, "")[0])
             return found
 
         return Encoding(chars, joined, typed)
@@ -119,14 +120,14 @@ class Encodings:
             ]
         return outcomes
 
-    def _refuse_first(self, ids: int, rest: str) -> None:
-        """Raises InvalidRequest, field `pair.first`, for a pair of `ids` ids to which `rest` alone leaves no room.
+    def _refuse_first(self, rest: Sequence[int]) -> None:
+        """Raises InvalidRequest, field `pair.first`, if what a pair is without its second text leaves no room for one.
 
-        So a query that is too long is not told of as a fault of each document. In a thread.
+        So a query that is too long is not told of as a fault of each document.
         """
         limit = self._bounds.max_input
-        if ids > limit and (count := len(self._tokenizer.encode(rest, True))) >= limit:
-            told = f"has {count} tokens without the second text, but the model takes at most {limit} of both"
+        if len(rest) >= limit:
+            told = f"has {len(rest)} tokens without the second text, but the model takes at most {limit} of both"
             raise InvalidRequest.of("pair.first", told)
 
     def _ids_of(self, field: str) -> Callable[[Sequence[int]], Ints]:

@@ -92,14 +92,15 @@ def _cached(model: HubModel, cause: BaseException, current: bool) -> Path:
     from huggingface_hub import constants, errors
 
     why, fixed = _why(cause), COMMIT.fullmatch(model.revision or "") is not None
-    refused = isinstance(cause, errors.RepositoryNotFoundError | errors.GatedRepoError)
-    if current and not fixed and not constants.HF_HUB_OFFLINE and not refused:
-        old = "what the cache has of it may be old; a full commit, as ORG/NAME@COMMIT, is taken from there"
-        raise ModelLoadError(f"{model}: {why}, and {old}")
     try:
         found = Path(_snapshot(model, local_files_only=True))
     except errors.LocalEntryNotFoundError:
         raise cause from None
+    if current and not fixed and not constants.HF_HUB_OFFLINE:
+        if isinstance(cause, errors.RepositoryNotFoundError | errors.GatedRepoError):
+            raise cause
+        old = "what the cache has of it may be old; a full commit, as ORG/NAME@COMMIT, is taken from there"
+        raise ModelLoadError(f"{model}: {why}, and {old}")
     log.info("%s: taken from the cache, since %s", model, why)
     return found
 

@@ -58,6 +58,12 @@ def test_the_command_prints_them() -> None:
     assert all([pair.partition(":")[0] for pair in line.split()[1:]] == ["41", "3"] for line in lines)
 
 
+def test_the_command_prints_no_more_than_it_is_asked_for() -> None:
+    done = CliRunner().invoke(cli, ["generate", "--native", "off", "--max-tokens", "1", "--prompt-top", "0", PROMPT])
+    lines = [line.split() for line in done.output.splitlines() if line.startswith("prompt ")]
+    assert len(lines) > 2 and all(len(line) == 3 for line in lines)
+
+
 def test_the_command_prints_what_was_likely_in_the_prompt() -> None:
     done = CliRunner().invoke(cli, ["generate", "--native", "off", "--max-tokens", "1", "--prompt-top", "2", PROMPT])
     assert done.exit_code == 0, done.output

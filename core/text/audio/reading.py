@@ -53,7 +53,7 @@ def _plain(data: bytes) -> bytes:
 
 
 def _refuse_chunks(data: bytes) -> None:
-    at = len(b"RIFF....WAVE")
+    at = len(b"RIFF....WAVE") if data[:4] == b"RIFF" else len(data)
     for _ in range(MAX_CHUNKS):
         if at + 8 > len(data) or data[at : at + 4] == b"data":
             return

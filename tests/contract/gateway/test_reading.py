@@ -55,6 +55,14 @@ EVERYTHING = {
 AS_SAMPLED = {name: tuple(value) if isinstance(value, list) else value for name, value in EVERYTHING.items()}
 
 
+async def test_a_long_prompt_leaves_room_for_few_tokens_that_are_told_of(serve: Serve) -> None:
+    """Of a context of 4,096 it leaves half: as many values of 1,024 ids for two outputs as may be told of."""
+    told: dict[str, Any] = {"return_logprob": True, "token_ids_logprob": [7] * 1024}
+    message = SGLANG.generate([5] * 2048, params={"n": 2}, **told)
+    async with serve() as serving:
+        assert len((await asked(serving, SGLANG, message)).sampling.logprob_token_ids) == 1024
+
+
 async def test_every_option_of_sglang_arrives(serve: Serve) -> None:
     params = EVERYTHING | {"min_new_tokens": 2, "no_stop_trim": True, "logit_bias": {"9": -1.5}}
     told: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 3, "token_ids_logprob": [5, 2]}

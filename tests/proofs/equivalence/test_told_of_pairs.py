@@ -25,6 +25,11 @@ async def test_a_query_that_is_too_long_is_named_once(tmp_path: Path) -> None:
         for truncate in (False, True):
             await refused(client.score(LONG, DOCUMENTS, truncate=truncate), ["query"])
             await refused(client.classify((LONG, "a"), "b", truncate=truncate), ["inputs[0].pair.first"])
+        for letters in (LONGEST - 3, 64 * (LONGEST + 2)):
+            # Three special tokens leave no room for a document; so many letters are refused before they are read.
+            await refused(client.score("q" * letters, ["a", "b"]), ["query"])
+        await refused(client.classify(("q" * 64 * (LONGEST + 2), "a"), "b", truncate=True), ["inputs[0].pair.first"])
+        await refused(client.score("q" * (LONGEST - 4), ["a", "bcd"]), ["documents[1]"])
         await refused(client.score("q", DOCUMENTS), ["documents[1]"])
         assert len(await client.score("q", DOCUMENTS, truncate=True)) == 3
 
@@ -38,6 +43,28 @@ async def test_a_query_that_a_template_takes_is_named_too(checkpoint_of: Callabl
         for truncate in (False, True):
             await refused(client.score("dog " * 100, ["a", "b"], truncate=truncate), ["query"])
         await refused(client.score("dog", ["a", "fox " * 100]), ["documents[1]"])
+        many = ("dog " * 64 * 101, "a")
+        await refused(client.classify(many, truncate=True), ["inputs[0].pair.first"])
+
+
+async def test_what_a_template_says_behind_the_document_counts(checkpoint_of: Callable[[str], Path]) -> None:
+    template = "{query} by {document}" + ": is it the fox?" * 8
+    async with serving(checkpoint_of("llama"), label_tokens="y,n", pair_template=template, context_length=100) as (
+        _,
+        client,
+    ):
+        whole = len(await client.tokenize(template.format(query="dog", document="")))
+        assert 50 < whole < 95
+        await refused(client.score("dog " * 90, ["a", "b"]), ["query"])
+        await refused(client.score("dog " * (100 - whole), ["a", "b"]), ["query"])
+
+
+async def test_cut_documents_behind_a_template(checkpoint_of: Callable[[str], Path]) -> None:
+    template = "judge {query} by {document}: is it?"
+    async with serving(checkpoint_of("llama"), label_tokens="y,n", pair_template=template, context_length=100) as (
+        _,
+        client,
+    ):
         assert len(await client.score("dog", ["a", "fox " * 100], truncate=True)) == 2
 
 

@@ -23,5 +23,5 @@ async def test_texts_wait_in_the_line_of_their_tenant(
 
     monkeypatch.setattr(Workers, "run", noted)
     async with engine(checkpoint_of("llama")) as made:
-        await embed(made, "the fox", "a dog", tenant="a")
+        await embed(made, "the fox " * 60, "a dog", tenant="a")
     assert callers == ["a"]

@@ -59,5 +59,5 @@ async def test_the_image_that_passes_the_bound_is_named_and_not_decoded(inputs: 
     assert len(await inputs.read(sent((30, 20)))) == 1, "another request has its own"
 
 
-def test_an_image_of_the_greatest_size_is_served() -> None:
-    assert MAX_PIXELS <= REQUEST_PIXELS
+def test_several_photos_of_cameras_are_served() -> None:
+    assert MAX_PIXELS <= REQUEST_PIXELS and REQUEST_PIXELS >= 5 * 24_000_000

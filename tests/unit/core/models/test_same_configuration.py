@@ -60,7 +60,8 @@ def test_what_was_emulated_fits_anything_and_nothing_fits_no_file(
 ) -> None:
     assert configuration(tmp_path) == {}
     assert why_not_same({}, tmp_path) is None
-    assert why_not_same(configuration(checkpoint_of("llama")), tmp_path) == "none"
+    with pytest.raises(ModelLoadError, match=r"^the directory has no config.json, so it holds no checkpoint$"):
+        why_not_same(configuration(checkpoint_of("llama")), tmp_path)
 
 
 def test_what_cannot_be_read_is_one_line(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:

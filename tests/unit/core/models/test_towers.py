@@ -13,7 +13,9 @@ from core.config import ModelConfig
 from core.errors import InvalidRequest
 from core.models.loader import load_model
 from core.models.vision.families import VISION_FAMILIES
-from core.text.images.processor import ImageProcessor
+from core.text.images.placing import ImagePlacer
+from core.text.images.processor import ImageProcessor, in_rows
+from core.text.tokenizer import Tokenizer
 from tests.support.vision_checkpoints import FURTHER, KINDS, make_vision_checkpoint
 from tests.unit.core.models.reference import CPU
 
@@ -28,7 +30,9 @@ def test_images_of_any_size_are_seen_or_refused(kind: str, tmp_path: Path, seed:
     directory = make_vision_checkpoint(kind, tmp_path / "model")
     model = load_model(ModelConfig(str(directory), dtype="float32", native="off"), CPU)
     assert model.spec.vision is not None
-    tower, processor = model.tower, ImageProcessor.load(directory, model.spec.vision)  # type: ignore[attr-defined]
+    tower, vision = model.tower, model.spec.vision  # type: ignore[attr-defined]
+    own = ImagePlacer(vision, Tokenizer.load(directory)).own if vision.tiles is not None else in_rows
+    processor = ImageProcessor.load(directory, vision, own)
     seen = 0
     for size in (*EXTREMES, *((rng.randint(1, 150), rng.randint(1, 150)) for _ in range(12))):
         try:

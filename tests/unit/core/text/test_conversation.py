@@ -115,7 +115,12 @@ def test_as_deep_as_may_be_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [("{", "not valid JSON"), ("[]", "must be a JSON object"), (DEEP, "nested more than"), ("[" * 995, "nested more than")],
+    [
+        ("{", "not valid JSON"),
+        ("[]", "must be a JSON object"),
+        (DEEP, "nested more than"),
+        ("[" * 995, "nested more than"),
+    ],
 )
 def test_arguments_of_a_call_are_an_object(directory: Path, arguments: str, said: str) -> None:
     turns = [ChatMessage("user", "a"), ChatMessage("assistant", "", (ToolCall("a"), ToolCall("a", arguments)))]

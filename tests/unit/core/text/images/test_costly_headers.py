@@ -33,6 +33,11 @@ def behind_the_start(inserted: bytes) -> bytes:
     return JPEG[:2] + inserted + JPEG[2:]
 
 
+def hidden(mark: int) -> bytes:
+    """Segments that a reader passes over who takes the two bytes behind `mark` for a length."""
+    return bytes((0xFF, mark)) + segment(0xE1, b"Exif\0\0aa") * 4_600
+
+
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -57,9 +62,10 @@ OWN = JPEG.count(b"\xff", 0, JPEG.index(b"\xff\xda"))
         (behind_the_start(segment(0xFE) + b"junk" * MAX_SEGMENTS), "segments"),
         (behind_the_start(b"\xff\xd0" * MAX_SEGMENTS), "segments"),
         (behind_the_start(b"\xff\x00" * MAX_SEGMENTS), "segments"),
+        *((behind_the_start(hidden(mark)), "segments") for mark in (0xC8, 0xD8, 0xD9, 0xF0, 0xFD)),
         (with_chunks(PROFILE * 2), "several colour profiles"),
     ],
-    ids=["exif", "comments", "tables", "fill", "junk", "alone", "escaped", "profiles"],
+    ids=["exif", "comments", "tables", "fill", "junk", "alone", "escaped", "c8", "d8", "d9", "f0", "fd", "profiles"],
 )
 def test_headers_of_many_parts(data: bytes, says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
