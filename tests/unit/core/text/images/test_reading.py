@@ -85,7 +85,7 @@ WHOLE = encoded(drawn(40, 40), "PNG")
         (encoded(drawn(), "GIF"), "send one of PNG, JPEG, WEBP"),
         (encoded(drawn(), "TIFF"), "send one of PNG, JPEG, WEBP"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "no image that can be read"),
-        (claiming(8_000, 8_000), "8000 x 8000 pixels"),
+        (claiming(8_000, 8_000), "8000 x 8000 pixels, at most"),
         (claiming(1_000_000, 2), "1000000 x 2 pixels"),
         (claiming(2**31 - 1, 2**31 - 1), "pixels"),
         (claiming(2, 1_000_000), "2 x 1000000 pixels"),
