@@ -32,8 +32,9 @@ def failed(template: str, times: int = 1) -> None:
         ("a\n{{ messages[7]['content'] }}", "UndefinedError in line 2"),
         ("{{ messages[0].__class__.__mro__ }}", "SecurityError in line 1"),
         ("{% macro m(t) %}\n{{ t + 1 }}\n{% endmacro %}\n\n{{ m('a') }}", "TypeError in line 2"),
+        ("{{ messages[0][messages[0]['content']].x }}", "UndefinedError in line 1"),
     ],
-    ids=["syntax", "types", "undefined", "sandbox", "macro"],
+    ids=["syntax", "types", "undefined", "sandbox", "macro", "quoted"],
 )
 def test_the_log_says_where_it_fails(template: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, NAME):
