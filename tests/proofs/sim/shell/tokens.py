@@ -44,6 +44,17 @@ def ids_of(text: str) -> list[int]:
     return [ord(letter) - 0x20 for letter in text]
 
 
+class _OffLoop(Tokenizer):
+    """All texts take the way of long ones, on which other things happen before their ids are there.
+
+    Those of the simulation are short, and would be encoded where they arrive.
+    """
+
+    def is_quick(self, chars: int) -> bool:
+        """See `Tokenizer.is_quick`."""
+        return False
+
+
 @lru_cache(maxsize=1)
 def tokenizer() -> Tokenizer:
     """The production tokenizer over a Rust tokenizer of this vocabulary; made once."""
@@ -54,7 +65,7 @@ def tokenizer() -> Tokenizer:
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     rust.decoder = decoders.ByteLevel()
     rust.add_special_tokens([BYTES[token].decode() for token in EOS])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust))
+    return _OffLoop(PreTrainedTokenizerFast(tokenizer_object=rust))
 
 
 def _byte_letters() -> list[str]:
