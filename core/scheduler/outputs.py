@@ -57,10 +57,14 @@ class StepTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Apply `tokens` first, then `ended`: an ended request has all its tokens in `tokens` or in earlier steps."""
+    """Apply `tokens` first, then `ended`: an ended request has all its tokens in `tokens` or in earlier steps.
+
+    `begun`: requests whose first new token the device computes now. One that came back from the queue is named again.
+    """
 
     tokens: tuple[StepTokens, ...]
     ended: tuple[Ending, ...]
+    begun: tuple[Req, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.tokens or self.ended)
+        return bool(self.tokens or self.ended or self.begun)

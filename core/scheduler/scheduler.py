@@ -98,6 +98,8 @@ class Scheduler:
         self._due: float | None = None
         """When the next step will be planned, if that was put off; else None."""
         self._device_idle = True
+        self._begun: tuple[Req, ...] = ()
+        """Requests whose first new token is made by a step that was submitted since the last outputs."""
         self.held = False
         """Whether no step is planned for now. What was submitted ends, and commands are applied as ever."""
         self._publish_at = float("-inf")
@@ -137,7 +139,8 @@ class Scheduler:
             self.publish()
             self._publish_at = now + PUBLISH_SECONDS
             self._phases.done(PUBLISH, self.tally.step)
-        if outputs := StepOutputs(tokens, ended):
+        begun, self._begun = self._begun, ()
+        if outputs := StepOutputs(tokens, ended, begun):
             buggify.point("before_emit")
             self._emit(outputs, now)
             self._phases.done(EMIT, self.tally.step)
@@ -223,6 +226,9 @@ class Scheduler:
                 break
             buggify.point("planned")
             self.executor.submit(batch)
+            if batch.num_extend:
+                last_chunks = batch.sample_indices[batch.sample_indices < batch.num_extend]
+                self._begun += tuple(self.running.owners(batch.rows[last_chunks]))
             if self.host_cache is not None:
                 self.host_cache.submitted(batch)
             tokens = self.tally.submitted(batch)

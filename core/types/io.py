@@ -213,7 +213,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """First event of every stream: the request was admitted to the queue.
+    """First event of every stream: its first token is being computed, or it ended well before any was.
+
+    A stream that fails earlier has no event.
 
     `incarnation` tells a stream that is kept for `Attach` from others of its id; "" for a stream that is not kept.
     `weight_version`: of the weights that serve now. Outputs whose `Finished` names it too are of these alone.

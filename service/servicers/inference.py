@@ -95,7 +95,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """
         emitted = finished = 0
         encoder = generate.ResponseEncoder(stream.request_id, told.want_text, told.response)
-        waiting: Started | None = None
         try:
             async with WriteBound(self._config.write_timeout) as bound:
                 async for event in stream:
@@ -105,23 +104,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                         finished += 1
                         note_finished(event)
                     elif isinstance(event, Started):
-                        waiting = event
                         note_prompt(event.prompt_tokens)
-                        continue
-                    if waiting is not None:
-                        # Not before there is an event: gRPC does not retry a call that fails after its headers. A call
-                        # that still stands in the queue when a drain ends fails, and must be retried elsewhere.
+                        # No earlier than this: gRPC does not retry a call that fails after its headers. The device
+                        # computes the first token meanwhile, which therefore waits for no operation but its own.
                         await context.send_initial_metadata(((REQUEST_ID_METADATA, encoder.request_id),))
-                        bound.begin()
-                        await context.write(encoder.encode(waiting))
-                        bound.end()
-                        waiting = None
                     for piece in generate.split(event):
                         bound.begin()
                         await context.write(encoder.encode(piece))
                         bound.end()
-                if waiting is not None:
-                    await context.write(encoder.encode(waiting))
             if finished != told.outputs:
                 raise RuntimeError(f"stream ended after {finished} of {told.outputs} terminals")
         except BaseException as error:  # a revoked token cancels from outside, and its client wants the count too

@@ -82,6 +82,9 @@ class OutputProcessor:
 
         `now`: `time.monotonic` seconds.
         """
+        for req in outputs.begun:
+            begun: TokenStream = req.sink  # type: ignore[assignment]
+            begun.begin()
         # Two steps may arrive at once, so a request's stop token is known by its place: the last of its outputs.
         stops = {id(e.req): len(e.req.outputs) - 1 for e in outputs.ended if isinstance(e.matched_stop, int)}
         for tokens in outputs.tokens:
@@ -214,6 +217,7 @@ class OutputProcessor:
                     self._end(Ending(sibling, reason=FinishReason.CANCELLED, condemned=ended.condemned))
         else:
             reason, matched = self._reason(ended, output)
+            stream.begin()
             measures, version = (_usage(req, output), _timing(req, now)), self._weight_version()
             self._finish(stream, output, Finished(req.index, reason, *measures, matched, version, self._handed(req)))
         stream.output_ended()

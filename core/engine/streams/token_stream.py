@@ -40,7 +40,8 @@ class TokenStream:
         self.request_id = started.request_id
         self.outputs = outputs
         self.reqs: list[Req] = []
-        self._events: deque[OutputEvent] = deque([started])
+        self._started: Started | None = started
+        self._events: deque[OutputEvent] = deque()
         self._ready: deque[PendingOutput] = deque()
         self._end = StreamEnd(len(outputs))
         self._discarded = False
@@ -100,9 +101,19 @@ class TokenStream:
         if output.charged:
             self._unread.give_back(self, output.discharge())
 
+    def begin(self) -> None:
+        """Tell the reader that the first token is on its way. No-op if it was told, or if the stream has failed."""
+        if self._started is not None and not self._end.known:
+            self._events.append(self._started)
+            self._started = None
+            self._wake()
+
     def notify(self, output: PendingOutput) -> None:
         """Wake the reader: `output` may have something to read."""
-        if self._discarded:
+        self.begin()
+        if self._discarded or self._started is not None:
+            # Of a stream that failed before it began nothing is told but the error: outputs of siblings would follow no
+            # `Started`.
             output.discard()
         elif not output.in_line:
             output.in_line = True

@@ -69,6 +69,8 @@ class WindowPages:
         """By request row: how many of its KV pages it did not find in the cache; above 0 for every running row."""
         self._changed: dict[int, int] = {}
         """KV page -> its new entry, where the device table has an old one."""
+        self._given: set[int] = set()
+        """KV pages that got the window page of a duplicate since the last step was planned."""
 
     @property
     def available(self) -> int:
@@ -162,6 +164,7 @@ class WindowPages:
         writes = self._writes()
         # Passed last: this step still reads these pages, so none may be taken for one that it begins above.
         self._pass_all(rows, self.bounds.first_places(least) - self._first[rows])
+        self._given.clear()
         return writes
 
     def slots_for(self, pages: int) -> int:
@@ -202,6 +205,7 @@ class WindowPages:
         for page, original in zip(pages[revived].tolist(), originals[revived].tolist(), strict=True):
             self._window_of[original] = self._changed[original] = self._forget(page)
             self._idle[original] = None
+            self._given.add(original)
 
     def freed(self, pages: Ints) -> None:
         """Free the window pages of KV `pages`. Raises InvariantViolation if a row still needs one inside its window."""
@@ -261,11 +265,17 @@ class WindowPages:
         return charged + shared + min(self.bounds.per_step, int(own.sum()) - charged) <= self.size
 
     def _begin(self, row: int, pages: list[int]) -> None:
-        """The coming step writes the first tokens of `row` into KV `pages`: give each a window page."""
+        """The coming step writes the first tokens of `row` into KV `pages`: give each a window page.
+
+        One may have that of a duplicate already. A page is in the prefix cache as soon as its chunk is planned, and a
+        request that gives way later in that plan leaves the window page of its own copy to it.
+        """
         for page in pages:
-            check("window_page_conservation", self._window_of[page] == 0, row=row, page=page)
-            window = self._free.pop() if self._free else self._forget(next(iter(self._idle)))
-            self._window_of[page] = self._changed[page] = window
+            check("window_page_conservation", self._window_of[page] == 0 or page in self._given, row=row, page=page)
+            if self._window_of[page] == 0:
+                window = self._free.pop() if self._free else self._forget(next(iter(self._idle)))
+                self._window_of[page] = self._changed[page] = window
+            self._idle.pop(page, None)
             self._users[page] += 1
         self._uses[row] += pages
         self._end[row] += len(pages)
@@ -291,6 +301,7 @@ class WindowPages:
     def _forget(self, page: int) -> int:
         """Take the window page away from an idle KV page, and return it."""
         del self._idle[page]
+        self._given.discard(page)
         window = int(self._window_of[page])
         self._window_of[page] = self._changed[page] = 0
         return window

@@ -111,21 +111,26 @@ class FakeStream:
         self._cut: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self._left = list(range(request.sampling.n))
         self._started = False
+        self._behind: OutputEvent | None = None
+        """The first event, while `Started` is told."""
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         return self
 
     async def __anext__(self) -> OutputEvent:
-        if not self._started:
-            self._started = True
-            return Started(
-                self.request_id, len(self.request.token_ids or (1, 2, 3)), weight_version=self._engine.control.version
-            )
+        event, self._behind = self._behind, None
         try:
-            event = await self._next()
+            event = event or await self._next()
         except BaseException:
             self._engine.forget(self)
             raise
+        if isinstance(event, Started):
+            self._started = True
+        elif not self._started:
+            # As the engine: a stream that fails before its first token has no event. Scripts may tell it themselves.
+            self._started, self._behind = True, event
+            prompt_tokens = len(self.request.token_ids or (1, 2, 3))
+            return Started(self.request_id, prompt_tokens, weight_version=self._engine.control.version)
         if isinstance(event, Finished):
             self._left.remove(event.index)
             if not self._left:

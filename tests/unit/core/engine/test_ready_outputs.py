@@ -18,6 +18,7 @@ def opened(outputs: int) -> TokenStream:
     processor = OutputProcessor(Intake(), lambda: None, 100, lambda _: None, TextFailures())
     pending = [PendingOutput(index, None, None) for index in range(outputs)]
     stream = processor.stream(Started("r", 1), pending, lambda _: None, Turnstile())
+    stream.begin()
     assert isinstance(stream.poll(), Started)
     return stream
 

@@ -50,6 +50,7 @@ def push(stream: TokenStream, token: int) -> None:
 
 async def started(streams: list[TokenStream]) -> None:
     for stream in streams:
+        stream.begin()
         assert isinstance(await anext(stream), Started)
 
 
