@@ -217,7 +217,6 @@ class OutputProcessor:
                     self._end(Ending(sibling, reason=FinishReason.CANCELLED, condemned=ended.condemned))
         else:
             reason, matched = self._reason(ended, output)
-            stream.begin()
             measures, version = (_usage(req, output), _timing(req, now)), self._weight_version()
             self._finish(stream, output, Finished(req.index, reason, *measures, matched, version, self._handed(req)))
         stream.output_ended()

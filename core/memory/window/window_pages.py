@@ -301,7 +301,6 @@ class WindowPages:
     def _forget(self, page: int) -> int:
         """Take the window page away from an idle KV page, and return it."""
         del self._idle[page]
-        self._given.discard(page)
         window = int(self._window_of[page])
         self._window_of[page] = self._changed[page] = 0
         return window

@@ -37,7 +37,7 @@ async def test_headers_go_out_while_the_first_token_is_computed(serve: Serve) ->
         queued.set()
         responses = aiter(call)
         async with asyncio.timeout(10):
-            assert dict(await call.initial_metadata())["slipstream-request-id"] == "r-1"
+            assert dict(await call.initial_metadata()).get("slipstream-request-id") == "r-1"
             assert (await anext(responses)).started.prompt_tokens == 3
         computed.set()
         kinds = [response.WhichOneof("event") async for response in responses]

@@ -204,7 +204,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "        if incarnation and incarnation != kept.history.incarnation:\n",
         "        if False:\n",
         ("tokens", "incarnation", "illegal_error", "started"),
-        1064,
+        934,
     ),
     ShellMutant(
         "an-id-used-again-needs-no-incarnation",
@@ -212,7 +212,7 @@ MUTANTS: tuple[ShellMutant, ...] = (
         "        if not incarnation and request_id in self._reused:\n",
         "        if False:\n",
         ("tokens", "illegal_error", "started"),
-        102532,
+        3892,
     ),
     ShellMutant(
         "hold-released-with-the-reader-only",
