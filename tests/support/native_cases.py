@@ -183,6 +183,7 @@ CASES: dict[str, dict[str, Any]] = {
     "biogpt": FLAT | {"scale_embedding": True},
     "bloom": {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 512},
     "bloom, six heads": {"vocab_size": 320, "hidden_size": 96, "n_layer": 2, "n_head": 6, "seq_length": 512},
+    "codegen": GPT | {"n_embd": 128, "n_head": 8, "rotary_dim": 8},
     "cohere": HEADS | {"logit_scale": 0.5, "use_qk_norm": True},
     "cohere2": ODD | TYPES | {"logit_scale": 0.5},
     "cohere2_moe": HEADS | EXPERTS | TYPES | {"num_experts": 8, "logit_scale": 0.5},

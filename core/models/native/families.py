@@ -15,6 +15,7 @@ from core.models.native.declaration import BesideNames, Family, Mixture
 from core.models.native.gpt_families import (
     BIOGPT,
     BLOOM,
+    CODEGEN,
     FALCON,
     GPT2,
     GPT_BIGCODE,
@@ -218,6 +219,7 @@ FAMILIES: dict[str, Family] = {
     "bamba": BAMBA,
     "biogpt": BIOGPT,
     "bloom": BLOOM,
+    "codegen": CODEGEN,
     "cohere": COHERE,
     "cohere2": COHERE2,
     "cohere2_moe": COHERE2_MOE,

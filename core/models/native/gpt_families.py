@@ -51,6 +51,7 @@ GPTJ = replace(
     into=("fc_in",),
     down="fc_out",
 )
+CODEGEN = replace(GPTJ, qkv=("qkv_proj",), shards=4)
 GPT_BIGCODE = replace(
     GPT2, lacks=lambda config: None if config.multi_query else "queries, keys and values head by head of each kind"
 )

@@ -96,6 +96,9 @@ def sorted_by_kind(fused: Matrix, family: Family, shape: HeadShape) -> Matrix:
         by_head = rows.view(shape.kv_heads, shared + 2, shape.head_dim)
         parts = by_head[:, :shared], by_head[:, shared], by_head[:, shared + 1]
         return reordered(fused, torch.cat([part.reshape(-1) for part in parts]))
+    if family.shards:
+        query, value, key = rows.view(family.shards, 3, -1).unbind(1)
+        return reordered(fused, torch.cat([query.reshape(-1), key.reshape(-1), value.reshape(-1)]))
     if len(family.qkv) > 3 or len(rows) != 2 * (queries + shape.kv_heads * shape.head_dim):
         return fused
     query, gate = rows[: 2 * queries].view(shape.heads, 2, shape.head_dim).unbind(1)

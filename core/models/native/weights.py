@@ -98,6 +98,8 @@ def check_alone(model: PreTrainedModel, spec: ModelSpec) -> None:
         raise NotDense("its values are normed")
     if family.first_norm:
         raise NotDense("its embeddings are normed")
+    if family.shards:
+        raise NotDense("its queries, keys and values come in parts")
     keys = _keys(model, family, spec)
     for number, layer in enumerate(_layers(model, family)):
         attention = attention_of(layer, family)

@@ -31,6 +31,7 @@ REFUSED = {
     "youtu": "keys and values of their own",
     "lfm2": "recurrent layers",
     "gpt2": "it embeds positions",
+    "codegen": "its queries, keys and values come in parts",
 }
 
 
