@@ -73,7 +73,7 @@ class Family:
     by_head: bool = False
     """Whether the only projection has, by head of keys, the queries that share it, the key and the value."""
     shards: int = 0
-    """In so many parts the only projection has queries, values and keys of as many heads each; 0 for one after another."""
+    """In so many parts the only projection has queries, values and keys, of as many heads each; 0: it has no parts."""
     recurrence: str = ""
     """A recurrent mixer, beside attention or in its place; which kind it is shows in what it has."""
     out: str = "o_proj"
