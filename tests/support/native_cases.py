@@ -177,6 +177,7 @@ GROUPS = {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace":
 CASES: dict[str, dict[str, Any]] = {
     "afmoe": HEADS | EXPERTS | TYPES | {"num_experts": 8, "num_dense_layers": 1, "mup_enabled": True},
     "apertus": HEADS,
+    "apertus1p5_text": HEADS,
     "arcee": HEADS,
     "aria_text": HEADS | {"moe_num_experts": 8, "moe_topk": 2},
     "bamba": MAMBA | {"attn_layer_indices": [1], "attention_bias": True},
@@ -269,6 +270,8 @@ CASES: dict[str, dict[str, Any]] = {
     "kolibri1": HEADS | EXPERTS | TYPES | {"num_experts": 8, "shared_expert_intermediate_size": 72},
     "laguna": LAGUNA,
     "laguna, gates of elements": LAGUNA | {"gating": "per-element", "moe_routed_scaling_factor": 1.5},
+    "lara_mini": HEADS | EXPERTS | DELTA | {"attention_bias": False},
+    "lara_mini, windows": HEADS | EXPERTS | DELTA | TYPES | {"attention_bias": False},
     "lfm2": HEADS | CONVS | {"num_hidden_layers": 5},
     "lfm2, odd": ODD | CONVS | {"num_hidden_layers": 5, "conv_bias": True, "conv_L_cache": 5},
     "lfm2_moe": HEADS | CONVS | EXPERTS | {"num_hidden_layers": 5, "num_experts": 8, "num_dense_layers": 1},

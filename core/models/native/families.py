@@ -214,6 +214,7 @@ LLAMA4 = Family(
 FAMILIES: dict[str, Family] = {
     "afmoe": AFMOE,
     "apertus": APERTUS,
+    "apertus1p5_text": APERTUS,
     "arcee": Family(into=("up_proj",), gated=False),
     "aria_text": Family(mixture=Mixture(router="router", shared="shared_experts")),
     "bamba": BAMBA,
@@ -271,6 +272,7 @@ FAMILIES: dict[str, Family] = {
     "jamba": JAMBA,
     "kolibri1": KOLIBRI,
     "laguna": LAGUNA,
+    "lara_mini": replace(FLINT, recurrence="linear_attn"),
     "lfm2": LFM2,
     "lfm2_moe": replace(LFM2, rotary="pos_emb", mixture=Mixture(correction="expert_bias")),
     "lfm3": LFM3,
