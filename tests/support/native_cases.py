@@ -180,6 +180,7 @@ CASES: dict[str, dict[str, Any]] = {
     "apertus1p5_text": HEADS,
     "arcee": HEADS,
     "aria_text": HEADS | {"moe_num_experts": 8, "moe_topk": 2},
+    "axk1": LATENTS | EXPERTS | GROUPS | {"mlp_layer_types": ["dense", "sparse"], "rope_interleave": False},
     "bamba": MAMBA | {"attn_layer_indices": [1], "attention_bias": True},
     "biogpt": FLAT | {"scale_embedding": True},
     "bloom": {"vocab_size": 320, "hidden_size": 64, "n_layer": 2, "n_head": 4, "seq_length": 512},

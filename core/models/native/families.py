@@ -217,6 +217,7 @@ FAMILIES: dict[str, Family] = {
     "apertus1p5_text": APERTUS,
     "arcee": Family(into=("up_proj",), gated=False),
     "aria_text": Family(mixture=Mixture(router="router", shared="shared_experts")),
+    "axk1": replace(SHARED, after_mlp="mlp.post_mlp_layernorm"),
     "bamba": BAMBA,
     "biogpt": BIOGPT,
     "bloom": BLOOM,
