@@ -110,7 +110,8 @@ class TokenStream:
 
     def notify(self, output: PendingOutput) -> None:
         """Wake the reader: `output` may have something to read."""
-        self.begin()
+        if self._started is not None:
+            self.begin()
         if self._discarded or self._started is not None:
             # Of a stream that failed before it began nothing is told but the error: outputs of siblings would follow no
             # `Started`.
